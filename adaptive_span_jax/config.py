@@ -1,0 +1,209 @@
+"""ConfigDict → frozen, validated dataclasses. An unknown, missing or impossible field is an error that names it."""
+
+import dataclasses
+import json
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from adaptive_span_jax.errors import UserError
+
+SPAN_KINDS = ("fixed", "adaptive", "dynamic")
+SOURCES = ("enwik8", "text8", "files", "stdlib")
+COMPUTE_DTYPES = ("float32", "bfloat16", "float64")
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Where the text comes from and how it becomes token ids."""
+
+    source: str
+    path: str
+    archive: str
+    directory: str
+    newlines: str
+    splits: tuple[float, float, float]
+    max_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The Transformer's sizes and arithmetic."""
+
+    layers: int
+    width: int
+    heads: int
+    feedforward: int
+    dropout: float
+    compute_dtype: str
+    mask_empty_memory: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanConfig:
+    """How far heads may look back, and what looking back costs."""
+
+    kind: str
+    limit: int
+    ramp: int
+    penalty: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """Batches, steps and the optimizer."""
+
+    batch_size: int
+    segment: int
+    steps: int
+    learning_rate: float
+    warmup_steps: int
+    cooldown_start: int
+    clip: float
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateConfig:
+    """When and on how many streams the model is evaluated."""
+
+    streams: int
+    every_steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """How often the state is saved and how many saves are kept."""
+
+    every_steps: int
+    keep: int
+
+
+@dataclasses.dataclass(frozen=True)
+class LogConfig:
+    """How often metrics are written."""
+
+    every_steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A whole run. Fields are documented in `configs/base.py`."""
+
+    seed: int
+    data: DataConfig
+    model: ModelConfig
+    span: SpanConfig
+    train: TrainConfig
+    evaluate: EvaluateConfig
+    checkpoint: CheckpointConfig
+    log: LogConfig
+
+    def __post_init__(self) -> None:
+        for field, value, allowed, holds in _rules(self):
+            if not holds:
+                raise UserError(f"config.{field} is {value!r}; {allowed}")
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> "Config":
+        """Builds and checks a Config from nested mappings, e.g. an `ml_collections.ConfigDict`."""
+        return _build(cls, fields, "config")
+
+    def to_json(self) -> str:
+        """The config as indented JSON, as written to `config.json`."""
+        return json.dumps(dataclasses.asdict(self), indent=2)
+
+    @property
+    def head_width(self) -> int:
+        """K, the width of one head."""
+        return self.model.width // self.model.heads
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "config") -> list[str]:
+    """The fields in which two nested mappings differ, one line each, old value first."""
+    lines = []
+    for name in sorted({*old, *new}):
+        before, after = old.get(name, "(absent)"), new.get(name, "(absent)")
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            lines += differences(before, after, f"{prefix}.{name}")
+        elif before != after:
+            lines.append(f"{prefix}.{name}: {before!r} → {after!r}")
+    return lines
+
+
+def _build(cls: type, fields: Any, path: str) -> Any:
+    if not isinstance(fields, Mapping):
+        raise UserError(f"{path} is {fields!r}; it must be a group of fields like the one in configs/base.py")
+    types = typing.get_type_hints(cls)
+    for name in fields:
+        if name not in types:
+            raise UserError(f"{path}.{name} is not a known field; {path} has {', '.join(sorted(types))}")
+    for name in types:
+        if name not in fields:
+            raise UserError(f"{path}.{name} is missing; start the config from configs/base.py, which sets every field")
+    return cls(**{name: _convert(type_, fields[name], f"{path}.{name}") for name, type_ in types.items()})
+
+
+def _convert(type_: Any, value: Any, path: str) -> Any:
+    if dataclasses.is_dataclass(type_):
+        return _build(typing.cast(type, type_), value, path)
+    if typing.get_origin(type_) is tuple:
+        parts = typing.get_args(type_)
+        if not isinstance(value, (tuple, list)) or len(value) != len(parts):
+            raise UserError(f"{path} is {value!r}; it must be {len(parts)} numbers in brackets")
+        return tuple(_convert(part, item, path) for part, item in zip(parts, value, strict=True))
+    if type_ is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, type_) or (type_ is int and isinstance(value, bool)):
+        raise UserError(f"{path} is {value!r}, a {type(value).__name__}; it must be a {type_.__name__}")
+    return value
+
+
+def _rules(c: Config) -> list[tuple[str, Any, str, bool]]:
+    """What every config must satisfy: field, value found, what is allowed, whether it holds."""
+    positive = "it must be at least 1"
+    shares = c.data.splits
+    return [
+        ("seed", c.seed, "it must be between 0 and 2**32 - 1", 0 <= c.seed < 2**32),
+        ("data.source", c.data.source, f"it must be one of {', '.join(SOURCES)}", c.data.source in SOURCES),
+        ("data.newlines", c.data.newlines, "it must be keep or drop", c.data.newlines in ("keep", "drop")),
+        (
+            "data.splits",
+            shares,
+            "it must be three positive shares with a sum of 1, e.g. (0.9, 0.05, 0.05)",
+            min(shares) > 0 and abs(sum(shares) - 1) < 1e-6,
+        ),
+        ("data.max_bytes", c.data.max_bytes, "it must be 0 (no limit) or more", c.data.max_bytes >= 0),
+        ("model.layers", c.model.layers, positive, c.model.layers >= 1),
+        ("model.width", c.model.width, positive, c.model.width >= 1),
+        ("model.heads", c.model.heads, positive, c.model.heads >= 1),
+        (
+            "model.width",
+            c.model.width,
+            f"it must be a multiple of config.model.heads, which is {c.model.heads}",
+            c.model.heads < 1 or c.model.width % c.model.heads == 0,
+        ),
+        ("model.feedforward", c.model.feedforward, positive, c.model.feedforward >= 1),
+        ("model.dropout", c.model.dropout, "it must be at least 0 and below 1", 0 <= c.model.dropout < 1),
+        (
+            "model.compute_dtype",
+            c.model.compute_dtype,
+            f"it must be one of {', '.join(COMPUTE_DTYPES)}",
+            c.model.compute_dtype in COMPUTE_DTYPES,
+        ),
+        ("span.kind", c.span.kind, f"it must be one of {', '.join(SPAN_KINDS)}", c.span.kind in SPAN_KINDS),
+        ("span.limit", c.span.limit, "it must be between 1 and 2**20 positions", 1 <= c.span.limit <= 2**20),
+        ("span.ramp", c.span.ramp, positive, c.span.ramp >= 1),
+        ("span.penalty", c.span.penalty, "it must be 0 or more", c.span.penalty >= 0),
+        ("train.batch_size", c.train.batch_size, positive, c.train.batch_size >= 1),
+        ("train.segment", c.train.segment, "it must be between 1 and 2**20 positions", 1 <= c.train.segment <= 2**20),
+        ("train.steps", c.train.steps, positive, c.train.steps >= 1),
+        ("train.learning_rate", c.train.learning_rate, "it must be above 0", c.train.learning_rate > 0),
+        ("train.warmup_steps", c.train.warmup_steps, "it must be 0 or more", c.train.warmup_steps >= 0),
+        ("train.cooldown_start", c.train.cooldown_start, "it must be 0 (never) or more", c.train.cooldown_start >= 0),
+        ("train.clip", c.train.clip, "it must be above 0", c.train.clip > 0),
+        ("evaluate.streams", c.evaluate.streams, positive, c.evaluate.streams >= 1),
+        ("evaluate.every_steps", c.evaluate.every_steps, positive, c.evaluate.every_steps >= 1),
+        ("checkpoint.every_steps", c.checkpoint.every_steps, positive, c.checkpoint.every_steps >= 1),
+        ("checkpoint.keep", c.checkpoint.keep, positive, c.checkpoint.keep >= 1),
+        ("log.every_steps", c.log.every_steps, positive, c.log.every_steps >= 1),
+    ]
