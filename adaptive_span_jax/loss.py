@@ -1,0 +1,17 @@
+"""What training minimises and what people report: the negative log-likelihood in nats, and in bits."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+
+def nats_BT(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
+    """The negative log-likelihood of every target, in nats."""
+    target_logit_BT1 = jnp.take_along_axis(logits_BTV, targets_BT[..., None], axis=-1)
+    return jax.nn.logsumexp(logits_BTV, axis=-1) - target_logit_BT1[..., 0]
+
+
+def bits(nats: float) -> float:
+    """Nats per symbol → bits per symbol."""
+    return nats / math.log(2)

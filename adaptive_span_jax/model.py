@@ -1,0 +1,127 @@
+"""The Transformer: token ids and memory in, log-odds of the next token and memory out.
+
+Outside this file parameters are a plain nested dict. Layers are stacked along a leading axis, so that one layer body, scanned,
+serves all: compile time does not grow with depth, and checkpoints need no framework to read. Flax modules are put together
+from the dict while tracing (`nnx.merge`) and never leave the file.
+
+    embedding_VD                       input embedding, N(0, 1), not scaled
+    positions_SK                       row x − 1 is p_x; one table for all heads and layers, N(0, 1)
+    layers/attention/{query,key,value}_DHK, output_HKD
+    layers/attention/span/…            depends on the kind of span
+    layers/attention_norm/{scale,bias}, layers/feedforward_norm/{scale,bias}
+    layers/feedforward/{expand_DF, expand_bias_F, contract_FD, contract_bias_D}
+    output_DV, output_bias_V           output layer, not tied to the input embedding
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from adaptive_span_jax.config import Config
+from adaptive_span_jax.dropout import Dropout
+from adaptive_span_jax.layer import Layer, uniform
+from adaptive_span_jax.memory import Memory
+from adaptive_span_jax.span import make_span
+
+Params = dict[str, Any]
+
+# Everything below this key of the parameters has a leading axis of layers.
+LAYERS = "layers"
+
+
+class Prediction(NamedTuple):
+    """What one segment gives."""
+
+    logits_BTV: jax.Array
+    memory: Memory
+    penalty: jax.Array  # positions of average span, summed over layers; the loss multiplies it by lambda
+    z_LH: jax.Array  # each head's z in positions, averaged over tokens where it differs between them
+
+
+def param_dtype(config: Config) -> DTypeLike:
+    """Parameters, optimizer state and sums are float32 at least, whatever the products are computed in."""
+    return jnp.promote_types(config.model.compute_dtype, jnp.float32)
+
+
+def init(config: Config, vocabulary: int, key: jax.Array) -> Params:
+    """Initial parameters."""
+    dtype = param_dtype(config)
+    embedding_key, positions_key, output_key, bias_key, layers_key = jax.random.split(key, 5)
+    width = config.model.width
+
+    def init_layer(layer_key: jax.Array) -> Params:
+        return nnx.to_pure_dict(nnx.state(_layer(config, nnx.Rngs(layer_key))))
+
+    return {
+        "embedding_VD": jax.random.normal(embedding_key, (vocabulary, width), dtype),
+        "positions_SK": jax.random.normal(positions_key, (config.span.limit, config.head_width), dtype),
+        LAYERS: jax.vmap(init_layer)(jax.random.split(layers_key, config.model.layers)),
+        "output_DV": uniform(output_key, (width, vocabulary), width, dtype)[...],
+        "output_bias_V": uniform(bias_key, (vocabulary,), width, dtype)[...],
+    }
+
+
+def init_memory(config: Config, streams: int) -> Memory:
+    """The memory of streams that have seen nothing."""
+    return Memory.zeros(
+        config.model.layers, streams, config.span.limit, config.model.width, jnp.dtype(config.model.compute_dtype)
+    )
+
+
+def apply(
+    config: Config, params: Params, tokens_BT: jax.Array, memory: Memory, dropout: Dropout | None = None
+) -> Prediction:
+    """Reads one segment of every stream; without `dropout` nothing is dropped."""
+    dtype = jnp.dtype(config.model.compute_dtype)
+    layer_graph = nnx.graphdef(nnx.eval_shape(lambda: _layer(config, nnx.Rngs(0))))
+    filled = memory.filled if config.model.mask_empty_memory else None
+    hidden_BTD = params["embedding_VD"][tokens_BT].astype(dtype)
+
+    def read_layer(hidden_BTD: jax.Array, indexed: tuple[jax.Array, Params]) -> tuple[jax.Array, tuple]:
+        index, layer_params = indexed
+        layer = nnx.merge(layer_graph, layer_params)
+        # The memory is indexed here, not scanned over: as a scanned input XLA would copy all of it first.
+        memory_BSD = jax.lax.dynamic_index_in_dim(memory.hidden_LBSD, index, keepdims=False)
+        next_BTD, z_BTH = layer(
+            hidden_BTD,
+            memory_BSD,
+            params["positions_SK"],
+            filled=filled,
+            dropout=dropout.at(index) if dropout else None,
+        )
+        return next_BTD, (hidden_BTD, layer.attention.penalty(z_BTH), z_BTH.mean(axis=(0, 1)))
+
+    layers = jnp.arange(config.model.layers)
+    hidden_BTD, (inputs_LBTD, penalty_L, z_LH) = jax.lax.scan(read_layer, hidden_BTD, (layers, params[LAYERS]))
+
+    # Logits and what follows are float32 at least: the loss of a good model is a small difference of them.
+    logits_BTV = jnp.einsum(
+        "BTD,DV->BTV",
+        hidden_BTD,
+        params["output_DV"].astype(dtype),
+        preferred_element_type=params["output_DV"].dtype,
+    )
+    logits_BTV += params["output_bias_V"][None, None, :]
+    return Prediction(logits_BTV, memory.advance(inputs_LBTD), penalty_L.sum(), jax.lax.stop_gradient(z_LH))
+
+
+def parameter_count(params: Params) -> int:
+    """How many numbers the model learns."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def _layer(config: Config, rngs: nnx.Rngs) -> Layer:
+    dtype = param_dtype(config)
+    span = make_span(config.span, config.model.width, config.model.heads, dtype)
+    return Layer(
+        config.model.width,
+        config.model.heads,
+        config.model.feedforward,
+        span,
+        ramp=config.span.ramp,
+        rngs=rngs,
+        dtype=dtype,
+    )

@@ -1,0 +1,66 @@
+"""Which array lives where. The only file that knows devices: everything else is written for whole arrays.
+
+Streams are independent of each other, so batches and memory are split by stream over the mesh and everything else is held by
+every device; the compiler adds up the gradients.
+"""
+
+from typing import Any, TypeVar
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from adaptive_span_jax.errors import UserError
+from adaptive_span_jax.memory import Memory
+
+Tree = TypeVar("Tree")
+
+DATA_AXIS = "data"
+
+
+def make_mesh(devices: list[jax.Device] | None = None) -> Mesh:
+    """All devices along one axis, `data`."""
+    devices = devices or jax.devices()
+    return jax.make_mesh((len(devices),), (DATA_AXIS,), axis_types=(AxisType.Auto,), devices=devices)
+
+
+def check_streams(mesh: Mesh, streams: int, field: str) -> None:
+    """Refuses a number of streams that cannot be shared out evenly."""
+    if streams % mesh.size:
+        raise UserError(
+            f"{field} is {streams}, which {mesh.size} devices cannot share evenly; make it a multiple of {mesh.size}"
+        )
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Every device holds the whole array."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def by_stream(mesh: Mesh, streams: int, axis: int = 0) -> NamedSharding:
+    """The axis of streams is split over the devices; too few to go round evenly are held by every device."""
+    if streams % mesh.size:
+        return replicated(mesh)
+    return NamedSharding(mesh, PartitionSpec(*[None] * axis, DATA_AXIS))
+
+
+def memory_sharding(mesh: Mesh, streams: int) -> Memory:
+    """The shardings of a memory's arrays."""
+    return Memory(by_stream(mesh, streams, axis=1), replicated(mesh))
+
+
+def place_segment(mesh: Mesh, segment: Tree) -> Tree:
+    """Puts a segment's arrays on the devices, split by stream."""
+    return jax.device_put(segment, jax.tree.map(lambda leaf: _segment_sharding(mesh, leaf), segment))
+
+
+def memory_bytes_per_device(tree: Any) -> int:
+    """The largest number of bytes that the tree's arrays take on one device."""
+    totals: dict[jax.Device, int] = {}
+    for leaf in jax.tree.leaves(tree):
+        for shard in leaf.addressable_shards:
+            totals[shard.device] = totals.get(shard.device, 0) + shard.data.nbytes
+    return max(totals.values())
+
+
+def _segment_sharding(mesh: Mesh, leaf: Any) -> NamedSharding:
+    return by_stream(mesh, leaf.shape[0]) if leaf.ndim else replicated(mesh)

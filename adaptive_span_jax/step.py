@@ -1,0 +1,69 @@
+"""One training step and one evaluation step: pure functions, each compiled once, the old state's buffers reused."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from adaptive_span_jax import loss, model, span
+from adaptive_span_jax.config import Config
+from adaptive_span_jax.dropout import Dropout
+from adaptive_span_jax.memory import Memory
+from adaptive_span_jax.optimizer import make_schedule
+from adaptive_span_jax.segments import ScoredSegment, Segment
+from adaptive_span_jax.train_state import TrainState
+
+
+class Metrics(NamedTuple):
+    """What is worth knowing of one training step."""
+
+    nats: jax.Array  # mean negative log-likelihood per target, penalty left out
+    penalty_nats: jax.Array
+    learning_rate: jax.Array
+    z_LH: jax.Array  # each head's z in positions, before the update
+
+
+TrainStep = Callable[[TrainState, Segment], tuple[TrainState, Metrics]]
+EvalStep = Callable[[model.Params, Memory, ScoredSegment], tuple[Memory, jax.Array]]
+
+
+def objective(
+    config: Config, params: model.Params, segment: Segment, memory: Memory, dropout: Dropout | None
+) -> tuple[jax.Array, tuple[model.Prediction, jax.Array, jax.Array]]:
+    """What training minimises, and (prediction, mean nats, penalty in nats)."""
+    prediction = model.apply(config, params, segment.tokens_BT, memory.forget_if(segment.fresh), dropout)
+    nats = loss.nats_BT(prediction.logits_BTV, segment.targets_BT).mean()
+    penalty_nats = config.span.penalty * prediction.penalty
+    return nats + penalty_nats, (prediction, nats, penalty_nats)
+
+
+def make_train_step(config: Config, optimizer: optax.GradientTransformation, state: TrainState) -> TrainStep:
+    """The compiled training step for states placed like `state`. It consumes the state it is given."""
+    schedule = make_schedule(config.train)
+
+    def train_step(state: TrainState, segment: Segment) -> tuple[TrainState, Metrics]:
+        rate = config.model.dropout
+        dropout = Dropout.create(rate, config.seed, state.step) if rate else None
+        gradient = jax.grad(lambda params: objective(config, params, segment, state.memory, dropout), has_aux=True)
+        gradients, (prediction, nats, penalty_nats) = gradient(state.params)
+        updates, opt_state = optimizer.update(gradients, state.opt_state)
+        params = span.project(optax.apply_updates(state.params, updates))
+        metrics = Metrics(nats, penalty_nats, schedule(state.step), prediction.z_LH)
+        return TrainState(state.step + 1, params, opt_state, prediction.memory), metrics
+
+    # Placing the new state exactly like the old one is what keeps the second step from compiling again.
+    placement = jax.tree.map(lambda leaf: leaf.sharding, state)
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(placement, None))
+
+
+def make_eval_step(config: Config) -> EvalStep:
+    """The compiled evaluation step: (params, memory, segment) → (memory, summed nats of the scored targets)."""
+
+    def eval_step(params: model.Params, memory: Memory, segment: ScoredSegment) -> tuple[Memory, jax.Array]:
+        prediction = model.apply(config, params, segment.tokens_BT, memory)
+        nats_BT = loss.nats_BT(prediction.logits_BTV, segment.targets_BT)
+        return prediction.memory, jnp.where(segment.scored_BT, nats_BT, 0).sum()
+
+    return jax.jit(eval_step, donate_argnums=1)

@@ -1,0 +1,47 @@
+"""Everything on the devices that a training step changes, and how it is made: shapes, then shardings, then values."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from adaptive_span_jax import model, sharding
+from adaptive_span_jax.config import Config
+from adaptive_span_jax.memory import Memory
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """The state between two steps. The position in the text is kept beside it, on the host."""
+
+    step: jax.Array
+    params: model.Params
+    opt_state: Any
+    memory: Memory
+
+
+def abstract_state(config: Config, vocabulary: int, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """The state's shapes, types and shardings, without any values."""
+    shapes = jax.eval_shape(lambda: _init(config, vocabulary, optimizer))
+    everywhere = sharding.replicated(mesh)
+    shardings = dataclasses.replace(
+        jax.tree.map(lambda _: everywhere, shapes),
+        memory=sharding.memory_sharding(mesh, config.train.batch_size),
+    )
+    return jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
+
+
+def create_state(config: Config, vocabulary: int, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """The state before the first step, made on the devices where it will stay."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(config, vocabulary, optimizer, mesh))
+    return jax.jit(lambda: _init(config, vocabulary, optimizer), out_shardings=shardings)()
+
+
+def _init(config: Config, vocabulary: int, optimizer: optax.GradientTransformation) -> TrainState:
+    params = model.init(config, vocabulary, jax.random.key(config.seed))
+    memory = model.init_memory(config, config.train.batch_size)
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), memory)
