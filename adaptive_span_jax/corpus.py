@@ -1,0 +1,150 @@
+"""Text → token ids: three splits, one vocabulary, one fingerprint. Every symbol is one byte."""
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from adaptive_span_jax.config import DataConfig
+from adaptive_span_jax.datasets import prepared
+from adaptive_span_jax.errors import UserError
+from adaptive_span_jax.text_files import files_under, read_text, stdlib_files
+
+PUBLISHED_VOCABULARY_SIZES = {"enwik8": 205, "text8": 28}
+PUBLISHED_SPLITS = (0.9, 0.05, 0.05)
+TEXT8_END = b"\n"  # text8 itself has no newline, and a decoded end then looks like one
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Corpus:
+    """The ids of a text. `vocabulary[id]` is the symbol of an id; `unit` is what bits are counted per."""
+
+    name: str
+    unit: str
+    train: np.ndarray
+    dev: np.ndarray
+    test: np.ndarray
+    vocabulary: tuple[bytes, ...]
+    fingerprint: str
+
+    def encode(self, text: bytes) -> np.ndarray:
+        """The ids of a text, all of whose symbols must be in the vocabulary."""
+        unseen = text.translate(None, delete=b"".join(self.vocabulary))
+        if unseen:
+            symbol = unseen[:1]
+            raise UserError(
+                f"The symbol {symbol!r} at byte {text.index(symbol)} is not among the {len(self.vocabulary)} symbols "
+                f"of {self.name}; leave it out, or train on text that has it"
+            )
+        return _ids(text, self.vocabulary)
+
+    def decode(self, ids: np.ndarray) -> bytes:
+        """The text of the ids."""
+        return np.frombuffer(b"".join(self.vocabulary), np.uint8)[ids].tobytes()
+
+
+def prepare(data: DataConfig) -> None:
+    """Downloads, checks and writes what `load` reads; returns at once when it is there. `files` and `stdlib` need none.
+
+    Two processes may call this at the same time on one file system: the second waits for the first.
+    """
+    _refuse_unused_fields(data)
+    if data.source in PUBLISHED_VOCABULARY_SIZES:
+        prepared.prepare(data.source, _directory(data), data.archive)
+
+
+def load(data: DataConfig) -> Corpus:
+    """The corpus that the config names, prepared first if nobody has done so yet."""
+    _refuse_unused_fields(data)
+    texts: Sequence[bytes]
+    if data.source in PUBLISHED_VOCABULARY_SIZES:
+        prepared.prepare(data.source, _directory(data), data.archive)
+        texts = prepared.read(data.source, _directory(data))
+    else:
+        files = files_under(data.path) if data.source == "files" else stdlib_files()
+        texts = split(read_text(files, data.max_bytes), data.splits)
+    if data.newlines == "drop":
+        texts = [text.replace(b"\n", b"") for text in texts]
+    if data.source == "text8":  # literally as published
+        texts = [text.strip(b" ") + TEXT8_END for text in texts]
+    corpus = from_texts(data.source, "character" if data.source == "text8" else "byte", texts)
+    _check_published_size(corpus, data)
+    return corpus
+
+
+def split(text: bytes, shares: Sequence[float]) -> list[bytes]:
+    """Cuts a text into train, dev and test, in this order."""
+    train_end, dev_end = round(len(text) * shares[0]), round(len(text) * (shares[0] + shares[1]))
+    return [text[:train_end], text[train_end:dev_end], text[dev_end:]]
+
+
+def from_texts(name: str, unit: str, texts: Sequence[bytes]) -> Corpus:
+    """Gives ids in order of first appearance in train, as published; the released checkpoints depend on that order.
+
+    Symbols that only dev or test have get the ids after those, in order of first appearance. The model never sees them
+    in training, pays for them in full where they occur, and nothing fails.
+    """
+    for part, text in zip(prepared.SPLITS, texts, strict=True):
+        if len(text) < 2:
+            raise UserError(
+                f"The {part} part of {name} has {len(text)} bytes, too few to predict one from another; "
+                "use more text, or other config.data.splits"
+            )
+    vocabulary = _symbols_in_order(texts)
+    train, dev, test = (_ids(text, vocabulary) for text in texts)
+    fingerprint = hashlib.sha256(b"".join(vocabulary))
+    for ids in (train, dev, test):
+        fingerprint.update(b"%d:" % len(ids))  # so that the cuts between the parts count, too
+        fingerprint.update(ids.data)
+    return Corpus(name, unit, train, dev, test, vocabulary, fingerprint.hexdigest()[:12])
+
+
+def _symbols_in_order(texts: Sequence[bytes]) -> tuple[bytes, ...]:
+    seen = b""
+    for text in texts:
+        for start in range(0, len(text), 2**16):  # `translate` leaves nothing of nearly every piece, at 2 GB/s
+            unseen = text[start : start + 2**16].translate(None, delete=seen)
+            seen += bytes(dict.fromkeys(unseen))
+    return tuple(bytes([symbol]) for symbol in seen)
+
+
+def _ids(text: bytes, vocabulary: tuple[bytes, ...]) -> np.ndarray:
+    id_of_symbol = bytearray(256)
+    for index, symbol in enumerate(vocabulary):
+        id_of_symbol[symbol[0]] = index
+    return np.frombuffer(text.translate(bytes(id_of_symbol)), np.uint8)
+
+
+def _directory(data: DataConfig) -> Path:
+    if data.directory:
+        return Path(data.directory).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "adaptive_span_jax"
+
+
+def _check_published_size(corpus: Corpus, data: DataConfig) -> None:
+    expected = PUBLISHED_VOCABULARY_SIZES.get(data.source, len(corpus.vocabulary))
+    if data.source == "enwik8" and data.newlines == "drop":
+        expected -= 1
+    if len(corpus.vocabulary) != expected:
+        raise UserError(
+            f"The prepared {data.source} in {_directory(data)} has {len(corpus.vocabulary)} symbols instead of the "
+            f"published {expected}. Delete {_directory(data) / data.source}; the next start prepares it anew"
+        )
+
+
+def _refuse_unused_fields(data: DataConfig) -> None:
+    """A field that would silently do nothing is more likely a mistake than a wish."""
+    published = data.source in PUBLISHED_VOCABULARY_SIZES
+    for field, unused, instead in (
+        ("path", data.path and data.source != "files", "set config.data.source=files to use it"),
+        ("archive", data.archive and not published, "it is for enwik8 and text8; your own text goes in data.path"),
+        ("max_bytes", data.max_bytes and published, "enwik8 and text8 are used whole; leave it 0"),
+        ("splits", data.splits != PUBLISHED_SPLITS and published, f"{data.source} has the splits {PUBLISHED_SPLITS}"),
+    ):
+        if unused:
+            raise UserError(
+                f"config.data.{field} is {getattr(data, field)!r}, but config.data.source is {data.source}: {instead}"
+            )

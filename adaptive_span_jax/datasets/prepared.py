@@ -1,0 +1,133 @@
+"""Prepared corpora on disk: built once, whoever comes first, and read back in a fraction of a second."""
+
+import contextlib
+import errno
+import io
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from adaptive_span_jax.errors import UserError
+
+VERSION = "1.0.0"  # of the records of both corpora; a change of their content or layout needs a new one
+SPLITS = ("train", "dev", "test")
+
+
+def prepare(name: str, directory: Path, archive: str = "") -> None:
+    """Builds the records of enwik8 or text8 below `directory`, from `archive` or else a download, if not there yet."""
+    if is_prepared(name, directory):
+        return
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with _lock(directory / f".{name}.lock") as alone:
+            if is_prepared(name, directory):  # somebody else did while we waited
+                return
+            if alone:
+                _remove_leftovers(name, directory)
+            _build(name, directory, archive)
+    except OSError as error:
+        # Without a lock two processes may build at once; the second then cannot rename its result over the first's.
+        if not is_prepared(name, directory):
+            raise UserError(
+                f"{name} could not be prepared in {directory}: {error}; "
+                "choose another folder with --config.data.directory=PATH"
+            ) from error
+
+
+def is_prepared(name: str, directory: Path) -> bool:
+    """Whether complete records are there: the folder gets its name only when they are."""
+    return (_folder(name, directory) / "dataset_info.json").exists()
+
+
+def read(name: str, directory: Path) -> tuple[bytes, bytes, bytes]:
+    """The prepared texts of train, dev and test.
+
+    Read without TFDS, whose import takes longer than reading 100 MB; `tests/test_datasets.py` holds it against TFDS.
+    """
+    folder = _folder(name, directory)
+    try:
+        train, dev, test = (_read_split(folder, f"{name}-{split}.array_record") for split in SPLITS)
+    except (OSError, ValueError, RuntimeError, IndexError) as error:
+        raise UserError(
+            f"The prepared {name} in {folder} is damaged: {error}. Delete that folder; the next start prepares it anew"
+        ) from error
+    return train, dev, test
+
+
+def _folder(name: str, directory: Path) -> Path:
+    return directory / name / VERSION
+
+
+def _read_split(folder: Path, prefix: str) -> bytes:
+    from array_record.python import array_record_module  # here, so that only benchmark corpora need it
+
+    shards = sorted(folder.glob(f"{prefix}-*-of-*"))
+    if not shards or len(shards) != int(shards[0].name.rpartition("-")[2]):
+        raise ValueError(f"{len(shards)} files named {prefix}-… are not all of them")
+    texts = []
+    for shard in shards:
+        reader = array_record_module.ArrayRecordReader(str(shard))
+        texts += [_text(record) for record in reader.read_all()]
+        reader.close()
+    return b"".join(texts)
+
+
+def _text(record: bytes) -> memoryview:
+    """The one feature in a serialized tf.train.Example: Example.features.feature["text"].bytes_list.value."""
+    message = memoryview(record)
+    for field in (1, 1, 2, 1, 1):
+        message = _field(message, field)
+    return message
+
+
+def _field(message: memoryview, number: int) -> memoryview:
+    """The first field with this number, in a protocol buffer all of whose fields have a length."""
+    position = 0
+    while True:
+        tag, position = message[position], position + 1
+        length = shift = 0
+        while True:
+            byte, position = message[position], position + 1
+            length |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        if tag == number << 3 | 2:
+            return message[position : position + length]
+        position += length
+
+
+def _build(name: str, directory: Path, archive: str) -> None:
+    import tensorflow_datasets as tfds
+
+    from adaptive_span_jax.datasets.enwik8 import Enwik8
+    from adaptive_span_jax.datasets.text8 import Text8
+
+    builder = {"enwik8": Enwik8, "text8": Text8}[name](data_dir=directory, archive=archive)
+    tfds.disable_progress_bar()  # the builder shows its own
+    with contextlib.redirect_stdout(io.StringIO()):  # TFDS announces a download of unknown size, even from a local file
+        builder.download_and_prepare()
+
+
+def _remove_leftovers(name: str, directory: Path) -> None:
+    """Removes what a killed preparation left behind."""
+    for folder in (directory / name).glob("incomplete.*"):
+        shutil.rmtree(folder)
+    for partial in (directory / "downloads").glob(f"{name}.zip.*.part"):
+        partial.unlink()
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[bool]:
+    """Waits until no other process holds the file's lock; gives False where the file system has no locks."""
+    import fcntl
+
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)  # freed by the system when the process ends, however it ends
+            alone = True
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                raise
+            alone = False
+        yield alone
