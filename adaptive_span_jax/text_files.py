@@ -13,14 +13,8 @@ from pathlib import Path
 from adaptive_span_jax.errors import UserError
 
 _OPENERS = {".gz": gzip.GzipFile, ".bz2": bz2.BZ2File, ".xz": lzma.LZMAFile}
-_UNREADABLE = (
-    OSError,
-    EOFError,
-    RuntimeError,
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-)  # RuntimeError: password
+# What the readers raise on a file that is cut short, damaged, not what its name says, or (RuntimeError) locked.
+_UNREADABLE = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
 
 # Tests are mostly tables of odd bytes, packages are not the library, and the last two hold paths of the machine that
 # built this Python, which would make the text differ between machines with the same Python.

@@ -20,11 +20,9 @@ def prepare(name: str, directory: Path, archive: str = "") -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with _lock(directory / f".{name}.lock") as alone:
-            if is_prepared(name, directory):  # somebody else did while we waited
-                return
             if alone:
                 _remove_leftovers(name, directory)
-            _build(name, directory, archive)
+            _build(name, directory, archive)  # TFDS does nothing if somebody else did it while we waited
     except OSError as error:
         # Without a lock two processes may build at once; the second then cannot rename its result over the first's.
         if not is_prepared(name, directory):
@@ -92,9 +90,12 @@ def _field(message: memoryview, number: int) -> memoryview:
             shift += 7
             if byte < 0x80:
                 break
+        end = position + length
+        if end > len(message):
+            raise ValueError("a record ends early")
         if tag == number << 3 | 2:
-            return message[position : position + length]
-        position += length
+            return message[position:end]
+        position = end
 
 
 def _build(name: str, directory: Path, archive: str) -> None:
