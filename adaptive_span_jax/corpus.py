@@ -59,7 +59,7 @@ def prepare(data: DataConfig) -> None:
 def load(data: DataConfig) -> Corpus:
     """The corpus that the config names, prepared first if nobody has done so yet."""
     _refuse_unused_fields(data)
-    texts: Sequence[bytes]
+    texts: Sequence[bytes | bytearray]
     if data.source in PUBLISHED_VOCABULARY_SIZES:
         prepared.prepare(data.source, _directory(data), data.archive)
         texts = prepared.read(data.source, _directory(data))
@@ -81,7 +81,7 @@ def split(text: bytes, shares: Sequence[float]) -> list[bytes]:
     return [text[:train_end], text[train_end:dev_end], text[dev_end:]]
 
 
-def from_texts(name: str, unit: str, texts: Sequence[bytes]) -> Corpus:
+def from_texts(name: str, unit: str, texts: Sequence[bytes | bytearray]) -> Corpus:
     """Gives ids in order of first appearance in train, as published; the released checkpoints depend on that order.
 
     Symbols that only dev or test have get the ids after those, in order of first appearance. The model never sees them
@@ -102,7 +102,7 @@ def from_texts(name: str, unit: str, texts: Sequence[bytes]) -> Corpus:
     return Corpus(name, unit, train, dev, test, vocabulary, fingerprint.hexdigest()[:12])
 
 
-def _symbols_in_order(texts: Sequence[bytes]) -> tuple[bytes, ...]:
+def _symbols_in_order(texts: Sequence[bytes | bytearray]) -> tuple[bytes, ...]:
     seen = b""
     for text in texts:
         for start in range(0, len(text), 2**16):  # `translate` leaves nothing of nearly every piece, at 2 GB/s
@@ -111,11 +111,13 @@ def _symbols_in_order(texts: Sequence[bytes]) -> tuple[bytes, ...]:
     return tuple(bytes([symbol]) for symbol in seen)
 
 
-def _ids(text: bytes, vocabulary: tuple[bytes, ...]) -> np.ndarray:
+def _ids(text: bytes | bytearray, vocabulary: tuple[bytes, ...]) -> np.ndarray:
     id_of_symbol = bytearray(256)
     for index, symbol in enumerate(vocabulary):
         id_of_symbol[symbol[0]] = index
-    return np.frombuffer(text.translate(bytes(id_of_symbol)), np.uint8)
+    ids = np.frombuffer(text.translate(bytes(id_of_symbol)), np.uint8)
+    ids.flags.writeable = False  # a fingerprint is only worth something if nothing changes afterwards
+    return ids
 
 
 def _directory(data: DataConfig) -> Path:

@@ -94,6 +94,7 @@ def test_enwik8_is_the_raw_bytes(tmp_path):
     assert loaded.decode(loaded.train) == text[:18_009]
     assert loaded.decode(loaded.dev) == text[18_009:19_010]
     assert loaded.decode(loaded.test) == text[19_010:]
+    assert not loaded.train.flags.writeable
 
 
 def test_enwik8_without_newlines_has_204_symbols(tmp_path):

@@ -37,7 +37,7 @@ def is_prepared(name: str, directory: Path) -> bool:
     return (_folder(name, directory) / "dataset_info.json").exists()
 
 
-def read(name: str, directory: Path) -> tuple[bytes, bytes, bytes]:
+def read(name: str, directory: Path) -> tuple[bytearray, bytearray, bytearray]:
     """The prepared texts of train, dev and test.
 
     Read without TFDS, whose import takes longer than reading 100 MB; `tests/test_datasets.py` holds it against TFDS.
@@ -56,18 +56,19 @@ def _folder(name: str, directory: Path) -> Path:
     return directory / name / VERSION
 
 
-def _read_split(folder: Path, prefix: str) -> bytes:
+def _read_split(folder: Path, prefix: str) -> bytearray:
     from array_record.python import array_record_module  # here, so that only benchmark corpora need it
 
     shards = sorted(folder.glob(f"{prefix}-*-of-*"))
     if not shards or len(shards) != int(shards[0].name.rpartition("-")[2]):
         raise ValueError(f"{len(shards)} files named {prefix}-… are not all of them")
-    texts = []
+    text = bytearray()
     for shard in shards:
         reader = array_record_module.ArrayRecordReader(str(shard))
-        texts += [_text(record) for record in reader.read_all()]
+        for index in range(reader.num_records()):  # one by one: half the time of all at once, which is memory traffic
+            text += _text(reader.read([index])[0])
         reader.close()
-    return b"".join(texts)
+    return text
 
 
 def _text(record: bytes) -> memoryview:
