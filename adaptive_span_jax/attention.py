@@ -16,13 +16,14 @@ import jax
 import jax.numpy as jnp
 
 from adaptive_span_jax.dropout import Dropout
+from adaptive_span_jax.memory import LayerMemory
 from adaptive_span_jax.span import soft_mask
 
 
 def attend(
     query_BTHK: jax.Array,
     segment_BTD: jax.Array,
-    memory_BSD: jax.Array,
+    memory: LayerMemory,
     key_DHK: jax.Array,
     value_DHK: jax.Array,
     positions_SK: jax.Array,
@@ -39,7 +40,7 @@ def attend(
     """
     limit, head_width = positions_SK.shape
     streams, length, heads, _ = query_BTHK.shape
-    context_BJD = jnp.concatenate([jax.lax.stop_gradient(memory_BSD), segment_BTD], axis=1)
+    context_BJD = jnp.concatenate([jax.lax.stop_gradient(memory.whole()), segment_BTD], axis=1)
     key_BJHK = jnp.einsum("BJD,DHK->BJHK", context_BJD, key_DHK)
     value_BJHK = jnp.einsum("BJD,DHK->BJHK", context_BJD, value_DHK)
 
@@ -59,7 +60,9 @@ def attend(
 
     weight_BHTS = masked_softmax(score_BHTS, mask_BHTS)
     if dropout is not None:
-        weight_BHTS *= dropout.scale(jnp.arange(streams), jnp.arange(heads), jnp.arange(length), distance_S)
+        stream_B111, head_1H11, query_11T1 = jnp.ogrid[:streams, :heads, :length, :1][:3]
+        dropped = dropout.at(stream_B111).at(head_1H11).at(query_11T1).at(distance_S[None, None, None, :])
+        weight_BHTS *= dropped.scale()
     weight_BHTJ = _unband(weight_BHTS).astype(value_BJHK.dtype)
     return jnp.einsum("BHTJ,BJHK->BTHK", weight_BHTJ, value_BJHK)
 

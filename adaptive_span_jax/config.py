@@ -10,6 +10,7 @@ from adaptive_span_jax.errors import UserError
 
 SPAN_KINDS = ("fixed", "adaptive", "dynamic")
 SOURCES = ("enwik8", "text8", "files", "stdlib")
+ATTENTION_PATHS = ("per_head", "plain")
 COMPUTE_DTYPES = ("float32", "bfloat16", "float64")
 
 
@@ -35,6 +36,7 @@ class ModelConfig:
     heads: int
     feedforward: int
     dropout: float
+    attention: str
     compute_dtype: str
     mask_empty_memory: bool
 
@@ -184,6 +186,12 @@ def _rules(c: Config) -> list[tuple[str, Any, str, bool]]:
         ),
         ("model.feedforward", c.model.feedforward, positive, c.model.feedforward >= 1),
         ("model.dropout", c.model.dropout, "it must be at least 0 and below 1", 0 <= c.model.dropout < 1),
+        (
+            "model.attention",
+            c.model.attention,
+            f"it must be one of {', '.join(ATTENTION_PATHS)}",
+            c.model.attention in ATTENTION_PATHS,
+        ),
         (
             "model.compute_dtype",
             c.model.compute_dtype,

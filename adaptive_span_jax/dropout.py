@@ -1,14 +1,15 @@
 """Dropout as a pure function of where an activation stands, by a counter hash.
 
-Whether an activation is kept depends only on (seed, step, layer, place in the layer, stream, head, position, …): never on
-how the work is split into blocks, batches or devices, and a backward pass can draw the same bits again instead of storing
-them. On CPU this is some sixty times cheaper than drawing threefry bits.
+Whether an activation is kept depends only on (seed, step, layer, place in the layer, stream, head, position, …): never
+on how the work is split into blocks, batches or devices, and a backward pass can draw the same bits again instead of
+storing them. It is also far cheaper on CPU than threefry bits.
 
-The hash folds one index after the other into a 32-bit word and mixes the word fully after each. Mixing only once, over the
-exclusive or of seed and index, would make the masks of different seeds permutations of each other.
+The hash folds one index after the other into a 32-bit word and mixes the word fully after each. Mixing only once, over
+the exclusive or of seed and index, would make the masks of different seeds permutations of each other.
 """
 
-from typing import NamedTuple
+import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,9 @@ import jax.numpy as jnp
 _SPREAD = 0x9E3779B1
 
 
-class Dropout(NamedTuple):
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["word"], meta_fields=["rate"])
+@dataclasses.dataclass(frozen=True)
+class Dropout:
     """The dropout of one place in the network; `at` narrows it down, `scale` draws it."""
 
     rate: float
@@ -29,15 +32,12 @@ class Dropout(NamedTuple):
         return cls(rate, jnp.uint32(0)).at(seed).at(step)
 
     def at(self, index: jax.Array | int) -> "Dropout":
-        """The dropout of one part: a layer, or a place within it."""
+        """The dropout of one part (a layer, a place within it) or, given an array of indices, of each of its elements."""
         return Dropout(self.rate, _fold(self.word, jnp.asarray(index)))
 
-    def scale(self, *indices: jax.Array) -> jax.Array:
-        """Factors for an array with one axis per vector of indices: 0 where dropped, 1 / (1 − rate) where kept."""
-        word = self.word
-        for index in indices:
-            word = _fold(word[..., None], index.reshape((1,) * word.ndim + (-1,)))
-        kept = word >= jnp.uint32(round(self.rate * 2**32))
+    def scale(self) -> jax.Array:
+        """0 where dropped, 1 / (1 − rate) where kept, for every element that `at` has told apart."""
+        kept = self.word >= jnp.uint32(round(self.rate * 2**32))
         return jnp.where(kept, jnp.float32(1 / (1 - self.rate)), jnp.float32(0))
 
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from adaptive_span_jax.attention import attend
+from adaptive_span_jax import attention, attention_per_head
 from adaptive_span_jax.dropout import Dropout
-from adaptive_span_jax.memory import shift_in
+from adaptive_span_jax.memory import LayerMemory, shift_in
 from adaptive_span_jax.span import Span
 
 # Places of dropout within a layer, so that attention and feed-forward draw different bits.
@@ -27,7 +27,15 @@ class SpanAttention(nnx.Module):
     """Multi-head attention in which every head has its own span; memory goes in and comes out."""
 
     def __init__(
-        self, width: int, heads: int, span: Span, *, ramp: int, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32
+        self,
+        width: int,
+        heads: int,
+        span: Span,
+        *,
+        ramp: int = 32,
+        plain: bool = False,
+        rngs: nnx.Rngs,
+        dtype: DTypeLike = jnp.float32,
     ):
         shape = (width, heads, width // heads)
         self.query_DHK = uniform(rngs.params(), shape, width, dtype)
@@ -36,6 +44,7 @@ class SpanAttention(nnx.Module):
         self.output_HKD = uniform(rngs.params(), (*shape[1:], width), width, dtype)
         self.span = span
         self.ramp = ramp
+        self.plain = plain
 
     def __call__(
         self,
@@ -47,12 +56,27 @@ class SpanAttention(nnx.Module):
         dropout: Dropout | None = None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """(output_BTD, the memory for the next segment, z_BTH in positions)."""
+        memory = LayerMemory(memory_BSD[None], jnp.zeros((), jnp.int32))
+        output_BTD, z_BTH = self.attend(hidden_BTD, memory, positions_SK, filled=filled, dropout=dropout)
+        return output_BTD, shift_in(memory_BSD, hidden_BTD), z_BTH
+
+    def attend(
+        self,
+        hidden_BTD: jax.Array,
+        memory: LayerMemory,
+        positions_SK: jax.Array,
+        *,
+        filled: jax.Array | None = None,
+        dropout: Dropout | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """(output_BTD, z_BTH in positions), for a memory that is kept elsewhere."""
         dtype = hidden_BTD.dtype
         z_BTH = self.span(hidden_BTD)
-        output_BTHK = attend(
+        path = attention if self.plain else attention_per_head
+        output_BTHK = path.attend(
             jnp.einsum("BTD,DHK->BTHK", hidden_BTD, self.query_DHK[...].astype(dtype)),
             hidden_BTD,
-            memory_BSD,
+            memory,
             self.key_DHK[...].astype(dtype),
             self.value_DHK[...].astype(dtype),
             positions_SK.astype(dtype),
@@ -61,8 +85,7 @@ class SpanAttention(nnx.Module):
             filled=filled,
             dropout=dropout,
         )
-        output_BTD = jnp.einsum("BTHK,HKD->BTD", output_BTHK, self.output_HKD[...].astype(dtype))
-        return output_BTD, shift_in(memory_BSD, hidden_BTD), z_BTH
+        return jnp.einsum("BTHK,HKD->BTD", output_BTHK, self.output_HKD[...].astype(dtype)), z_BTH
 
     def penalty(self, z_BTH: jax.Array) -> jax.Array:
         """The mean span in positions; add λ times this to the loss."""
@@ -83,8 +106,8 @@ class FeedForward(nnx.Module):
         inner_BTF = jnp.einsum("BTD,DF->BTF", hidden_BTD, self.expand_DF[...].astype(dtype))
         inner_BTF = jax.nn.relu(inner_BTF + self.expand_bias_F[...].astype(dtype)[None, None, :])
         if dropout is not None:
-            streams, length, width = inner_BTF.shape
-            inner_BTF *= dropout.scale(jnp.arange(streams), jnp.arange(length), jnp.arange(width)).astype(dtype)
+            stream_B11, position_1T1, unit_11F = jnp.ogrid[tuple(slice(size) for size in inner_BTF.shape)]
+            inner_BTF *= dropout.at(stream_B11).at(position_1T1).at(unit_11F).scale().astype(dtype)
         output_BTD = jnp.einsum("BTF,FD->BTD", inner_BTF, self.contract_FD[...].astype(dtype))
         return output_BTD + self.contract_bias_D[...].astype(dtype)[None, None, :]
 
@@ -92,26 +115,17 @@ class FeedForward(nnx.Module):
 class Layer(nnx.Module):
     """Post-norm: h = LN(h + attention(h)), then h = LN(h + feed-forward(h))."""
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        inner: int,
-        span: Span,
-        *,
-        ramp: int,
-        rngs: nnx.Rngs,
-        dtype: DTypeLike = jnp.float32,
-    ):
-        self.attention = SpanAttention(width, heads, span, ramp=ramp, rngs=rngs, dtype=dtype)
-        self.attention_norm = _layer_norm(width, rngs, dtype)
-        self.feedforward = FeedForward(width, inner, rngs=rngs, dtype=dtype)
-        self.feedforward_norm = _layer_norm(width, rngs, dtype)
+    def __init__(self, attention: SpanAttention, feedforward: FeedForward, *, rngs: nnx.Rngs):
+        width, _, _ = attention.query_DHK.shape
+        self.attention = attention
+        self.attention_norm = _layer_norm(width, rngs, attention.query_DHK.dtype)
+        self.feedforward = feedforward
+        self.feedforward_norm = _layer_norm(width, rngs, attention.query_DHK.dtype)
 
     def __call__(
         self,
         hidden_BTD: jax.Array,
-        memory_BSD: jax.Array,
+        memory: LayerMemory,
         positions_SK: jax.Array,
         *,
         filled: jax.Array | None = None,
@@ -120,8 +134,8 @@ class Layer(nnx.Module):
         """(the next layer's input, z_BTH)."""
         in_attention = dropout.at(_IN_ATTENTION) if dropout else None
         in_feedforward = dropout.at(_IN_FEEDFORWARD) if dropout else None
-        attended_BTD, _, z_BTH = self.attention(
-            hidden_BTD, memory_BSD, positions_SK, filled=filled, dropout=in_attention
+        attended_BTD, z_BTH = self.attention.attend(
+            hidden_BTD, memory, positions_SK, filled=filled, dropout=in_attention
         )
         hidden_BTD = self.attention_norm(hidden_BTD + attended_BTD).astype(hidden_BTD.dtype)
         fed_BTD = self.feedforward(hidden_BTD, in_feedforward)

@@ -22,7 +22,7 @@ from jax.typing import DTypeLike
 
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.dropout import Dropout
-from adaptive_span_jax.layer import Layer, uniform
+from adaptive_span_jax.layer import FeedForward, Layer, SpanAttention, uniform
 from adaptive_span_jax.memory import Memory
 from adaptive_span_jax.span import make_span
 
@@ -83,11 +83,9 @@ def apply(
     def read_layer(hidden_BTD: jax.Array, indexed: tuple[jax.Array, Params]) -> tuple[jax.Array, tuple]:
         index, layer_params = indexed
         layer = nnx.merge(layer_graph, layer_params)
-        # The memory is indexed here, not scanned over: as a scanned input XLA would copy all of it first.
-        memory_BSD = jax.lax.dynamic_index_in_dim(memory.hidden_LBSD, index, keepdims=False)
         next_BTD, z_BTH = layer(
             hidden_BTD,
-            memory_BSD,
+            memory.layer(index),  # not scanned over: as a scanned input XLA would copy the whole memory
             params["positions_SK"],
             filled=filled,
             dropout=dropout.at(index) if dropout else None,
@@ -115,13 +113,15 @@ def parameter_count(params: Params) -> int:
 
 def _layer(config: Config, rngs: nnx.Rngs) -> Layer:
     dtype = param_dtype(config)
-    span = make_span(config.span, config.model.width, config.model.heads, dtype)
-    return Layer(
-        config.model.width,
-        config.model.heads,
-        config.model.feedforward,
-        span,
+    sizes = config.model
+    attention = SpanAttention(
+        sizes.width,
+        sizes.heads,
+        make_span(config.span, sizes.width, sizes.heads, dtype),
         ramp=config.span.ramp,
+        plain=sizes.attention == "plain",
         rngs=rngs,
         dtype=dtype,
     )
+    feedforward = FeedForward(sizes.width, sizes.feedforward, rngs=rngs, dtype=dtype)
+    return Layer(attention, feedforward, rngs=rngs)

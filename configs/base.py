@@ -29,6 +29,7 @@ def get_config() -> ConfigDict:
     config.model.heads = 8
     config.model.feedforward = 2048
     config.model.dropout = 0.3  # on attention weights and on ReLU activations
+    config.model.attention = "per_head"  # per_head (pays what each head reads) | plain (the same, slow and obvious)
     config.model.compute_dtype = "float32"  # float32 (published) | bfloat16 | float64 (exactness tests)
     config.model.mask_empty_memory = False  # published: memory starts as zeros, and the zeros are attended to
 
