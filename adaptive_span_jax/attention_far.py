@@ -167,9 +167,9 @@ def _over_memory(inputs: Inputs, head: _Head, read: Callable[[_Block, Carry], Ca
 
     def body(number: jax.Array, carry: Carry) -> Carry:
         # The oldest block may be cut short by the end of memory; it then overlaps the one before.
-        first = jnp.maximum(inputs.limit - (number + 1) * size, 0)
-        hidden = inputs.memory.block(first, size).astype(inputs.segment_BTD.dtype)
-        return read(_Block(hidden, first - inputs.limit, -number * size), carry)
+        back = jnp.minimum((number + 1) * size, inputs.limit)
+        hidden = inputs.memory.block(back, size).astype(inputs.segment_BTD.dtype)
+        return read(_Block(hidden, -back, -number * size), carry)
 
     return jax.lax.fori_loop(0, count, body, carry)
 

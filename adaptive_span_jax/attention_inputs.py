@@ -5,14 +5,14 @@ from typing import NamedTuple
 import jax
 
 from adaptive_span_jax.dropout import Dropout
-from adaptive_span_jax.memory import LayerMemory
+from adaptive_span_jax.memory import MIRRORED, LayerMemory
 
 # Distances 1 … NEAR are read by every head, further ones only by heads that reach them. 64 covers the ramp of 32 at which
 # heads start, and then some. Queries are cut into chunks of the same length, so that a chunk's window is two blocks of keys.
 NEAR = 64
 
-# Far tiles are FAR queries against FAR keys.
-FAR = 128
+# Far tiles are FAR queries against FAR keys, which is as much as memory gives in one block.
+FAR = MIRRORED
 
 # Zeros beyond both ends of the position table: no tile reaches further out than this.
 MARGIN = 2 * FAR

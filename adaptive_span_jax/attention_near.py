@@ -76,7 +76,7 @@ def _tile(inputs: Inputs) -> tile.Tile:
 def _context(inputs: Inputs) -> jax.Array:
     """The last W positions of memory, zeros where memory is shorter, and the segment."""
     kept = min(NEAR, inputs.limit)
-    memory_BWD = inputs.memory.block(inputs.limit - kept, kept).astype(inputs.segment_BTD.dtype)
+    memory_BWD = inputs.memory.block(kept, kept).astype(inputs.segment_BTD.dtype)
     memory_BWD = jnp.pad(memory_BWD, [(0, 0), (NEAR - kept, 0), (0, 0)])
     return jnp.concatenate([memory_BWD, inputs.segment_BTD], axis=1)
 

@@ -16,13 +16,14 @@ Both parts feed one running softmax. A loop with such bounds has no automatic de
 log-sum-exp over *all* keys, each tile's gradient stands alone and near and far add up.
 """
 
+import dataclasses
 import functools
 import math
 
 import jax
 import jax.numpy as jnp
 
-from adaptive_span_jax import attention_far, attention_near, position_table, tile
+from adaptive_span_jax import attention_far, attention_near, position_table, sharding, tile
 from adaptive_span_jax.attention_inputs import MARGIN, NEAR, InputGradients, Inputs
 from adaptive_span_jax.dropout import Dropout
 from adaptive_span_jax.memory import LayerMemory
@@ -70,30 +71,54 @@ def _attend(ramp: int, inputs: Inputs) -> jax.Array:
 
 
 def _forward(ramp: int, inputs: Inputs) -> tuple[jax.Array, tuple[Inputs, jax.Array, jax.Array]]:
-    running = attention_near.forward(inputs, ramp)
-    running = attention_far.forward(inputs, ramp, running)
-    output_BHTK, log_sum_BHT1 = tile.finish(running)
+    def forward(inputs: Inputs) -> tuple[jax.Array, jax.Array]:
+        running = attention_near.forward(inputs, ramp)
+        return tile.finish(attention_far.forward(inputs, ramp, running))
+
+    forward = sharding.per_device(forward, inputs.stream_B.size, (_axes(inputs),), (0, 0))
+    output_BHTK, log_sum_BHT1 = forward(inputs)
     return output_BHTK, (inputs, output_BHTK, log_sum_BHT1)
 
 
 def _backward(ramp: int, saved: tuple[Inputs, jax.Array, jax.Array], d_output_BHTK: jax.Array) -> tuple[Inputs]:
-    inputs, output_BHTK, log_sum_BHT1 = saved
-    d_dot_BHT1 = (d_output_BHTK * output_BHTK).sum(axis=-1, keepdims=True)
-    found = attention_near.backward(inputs, ramp, log_sum_BHT1, d_output_BHTK, d_dot_BHT1)
-    found = attention_far.backward(inputs, ramp, log_sum_BHT1, d_output_BHTK, d_dot_BHT1, found)
-    return (_as_cotangent(inputs, found),)
+    def backward(
+        inputs: Inputs, output_BHTK: jax.Array, log_sum_BHT1: jax.Array, d_output_BHTK: jax.Array
+    ) -> InputGradients:
+        d_dot_BHT1 = (d_output_BHTK * output_BHTK).sum(axis=-1, keepdims=True)
+        found = attention_near.backward(inputs, ramp, log_sum_BHT1, d_output_BHTK, d_dot_BHT1)
+        found = attention_far.backward(inputs, ramp, log_sum_BHT1, d_output_BHTK, d_dot_BHT1, found)
+        return _like_inputs(found, inputs)
+
+    inputs = saved[0]
+    axes = _axes(inputs)
+    gradient_axes = InputGradients(*(getattr(axes, name) for name in InputGradients._fields))
+    gradient_axes = jax.tree.map(lambda axis: sharding.SUM if axis == sharding.SAME else axis, gradient_axes)
+    backward = sharding.per_device(backward, inputs.stream_B.size, (axes, 0, 0, 0), gradient_axes)
+    found = backward(*saved, d_output_BHTK)
+    # Memory, stream numbers and dropout have no gradient.
+    return (Inputs(**dict.fromkeys(Inputs._fields) | found._asdict()),)
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def _as_cotangent(inputs: Inputs, found: InputGradients) -> Inputs:
-    """Gradients in the types and shapes of the inputs; memory, stream numbers and dropout have none."""
-    d_z = found.z_BHT1
+def _axes(inputs: Inputs) -> Inputs:
+    """Which axis of each input counts streams."""
+    same = jax.tree.map(lambda _: sharding.SAME, inputs)
+    return same._replace(
+        query_BHTK=0,
+        segment_BTD=0,
+        memory=dataclasses.replace(same.memory, hidden_LBMD=1),
+        z_BHT1=sharding.SAME if inputs.z_BHT1.shape[0] == 1 else 0,
+        stream_B=0,
+    )
+
+
+def _like_inputs(found: InputGradients, inputs: Inputs) -> InputGradients:
+    """Gradients in the types of the inputs, and summed over streams where those share a z."""
     if inputs.z_BHT1.shape[0] == 1:
-        d_z = d_z.sum(axis=0, keepdims=True)
-    typed = {name: d.astype(getattr(inputs, name).dtype) for name, d in found._replace(z_BHT1=d_z)._asdict().items()}
-    return Inputs(**dict.fromkeys(Inputs._fields) | typed)
+        found = found._replace(z_BHT1=found.z_BHT1.sum(axis=0, keepdims=True))
+    return InputGradients(**{name: d.astype(getattr(inputs, name).dtype) for name, d in found._asdict().items()})
 
 
 def _pad_positions(array: jax.Array, axis: int, padding: int) -> jax.Array:

@@ -56,8 +56,9 @@ class SpanAttention(nnx.Module):
         dropout: Dropout | None = None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """(output_BTD, the memory for the next segment, z_BTH in positions)."""
-        memory = LayerMemory(memory_BSD[None], jnp.zeros((), jnp.int32))
-        output_BTD, z_BTH = self.attend(hidden_BTD, memory, positions_SK, filled=filled, dropout=dropout)
+        output_BTD, z_BTH = self.attend(
+            hidden_BTD, LayerMemory.of(memory_BSD), positions_SK, filled=filled, dropout=dropout
+        )
         return output_BTD, shift_in(memory_BSD, hidden_BTD), z_BTH
 
     def attend(

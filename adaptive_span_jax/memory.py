@@ -1,62 +1,97 @@
-"""Segment memory: the last S inputs of every layer, carried from one segment to the next without gradient."""
+"""Segment memory: the last S inputs of every layer, carried from one segment to the next without gradient.
 
+It is a ring. A step writes its segment over the oldest one, in place, and moves nothing else; at S = 8192 shifting would cost
+more than a layer's attention. The ring holds a whole number of segments, so a segment never wraps around, and its first rows
+stand again behind its last, so that any block of up to MIRRORED rows can be read as one slice:
+
+    ring  [ segment 4 ][ segment 1 ][ segment 2 ][ segment 3 ][ segment 4 ]
+                       ↑ end: the next segment goes here       └ mirror ┘
+"""
+
+import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+# The longest block that attention reads at once.
+MIRRORED = 128
+
 
 class Memory(NamedTuple):
-    """What the model remembers of each stream, oldest position first."""
+    """What the model remembers of each stream. M rows: the ring and its mirror."""
 
-    hidden_LBSD: jax.Array
-    filled: jax.Array  # how many of the S positions hold states of real tokens
+    hidden_LBMD: jax.Array
+    end: jax.Array  # the row after the newest
+    filled: jax.Array  # how many positions hold states of real tokens, at most S
 
     @classmethod
-    def zeros(cls, layers: int, streams: int, limit: int, width: int, dtype: DTypeLike) -> "Memory":
-        """The memory of streams that have seen nothing."""
-        return cls(jnp.zeros((layers, streams, limit, width), dtype), jnp.zeros((), jnp.int32))
+    def zeros(cls, layers: int, streams: int, limit: int, segment: int, width: int, dtype: DTypeLike) -> "Memory":
+        """The memory of streams that have seen nothing, for segments of one length."""
+        rows = _ring(limit, segment) + _whole_segments(MIRRORED, segment)
+        nothing = jnp.zeros((), jnp.int32)
+        return cls(jnp.zeros((layers, streams, rows, width), dtype), nothing, nothing)
 
-    def advance(self, inputs_LBTD: jax.Array) -> "Memory":
+    def advance(self, inputs_LBTD: jax.Array, limit: int) -> "Memory":
         """The memory after one more segment, given every layer's input for it."""
-        limit, length = self.hidden_LBSD.shape[2], inputs_LBTD.shape[2]
-        filled = jnp.minimum(self.filled + length, limit)
-        return Memory(shift_in(self.hidden_LBSD, inputs_LBTD), filled)
+        segment = inputs_LBTD.shape[2]
+        ring = _ring(limit, segment)
+        new = jax.lax.stop_gradient(inputs_LBTD).astype(self.hidden_LBMD.dtype)
+        mirror = jnp.where(self.end < self.hidden_LBMD.shape[2] - ring, ring + self.end, self.end)
+        hidden_LBMD = self.hidden_LBMD
+        for row in (self.end, mirror):
+            hidden_LBMD = jax.lax.dynamic_update_slice_in_dim(hidden_LBMD, new, row, axis=2)
+        return Memory(hidden_LBMD, (self.end + segment) % ring, jnp.minimum(self.filled + segment, limit))
 
-    def layer(self, index: jax.Array | int) -> "LayerMemory":
-        """One layer's memory."""
-        return LayerMemory(self.hidden_LBSD, jnp.asarray(index))
-
-    def forget_if(self, fresh: jax.Array) -> "Memory":
-        """This memory, or an empty one where a stream starts anew."""
-        return jax.tree.map(lambda leaf: jnp.where(fresh, jnp.zeros((), leaf.dtype), leaf), self)
+    def layer(self, index: jax.Array | int, limit: int, segment: int) -> "LayerMemory":
+        """One layer's memory, about to be read by a segment."""
+        return LayerMemory(self.hidden_LBMD, self.end, jnp.asarray(index), limit, _ring(limit, segment))
 
 
-class LayerMemory(NamedTuple):
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["hidden_LBMD", "end", "index"], meta_fields=["limit", "ring"]
+)
+@dataclasses.dataclass(frozen=True)
+class LayerMemory:
     """One layer's memory, read block by block: to take it out of the stack whole would be to copy it."""
 
-    hidden_LBSD: jax.Array
-    index: jax.Array
+    hidden_LBMD: jax.Array
+    end: jax.Array
+    index: jax.Array  # of the layer
+    limit: int  # S
+    ring: int
 
-    @property
-    def limit(self) -> int:
-        """S, how many positions are remembered."""
-        return self.hidden_LBSD.shape[2]
+    @classmethod
+    def of(cls, memory_BSD: jax.Array) -> "LayerMemory":
+        """A plain array, oldest position first."""
+        limit, zero = memory_BSD.shape[1], jnp.zeros((), jnp.int32)
+        return cls(memory_BSD[None], zero, zero, limit, limit)
 
-    def block(self, first: jax.Array | int, size: int) -> jax.Array:
-        """`size` positions from `first` on, counted from the oldest: block_BJD."""
-        _, streams, _, width = self.hidden_LBSD.shape
-        corner = [jnp.asarray(start, jnp.int32) for start in (self.index, 0, first, 0)]
-        return jax.lax.dynamic_slice(self.hidden_LBSD, corner, (1, streams, size, width))[0]
+    def block(self, back: jax.Array | int, size: int) -> jax.Array:
+        """`size` positions, at most MIRRORED, from `back` positions before the segment on: block_BJD."""
+        _, streams, _, width = self.hidden_LBMD.shape
+        row = (self.end - back) % self.ring
+        corner = [jnp.asarray(start, jnp.int32) for start in (self.index, 0, row, 0)]
+        return jax.lax.dynamic_slice(self.hidden_LBMD, corner, (1, streams, size, width))[0]
 
     def whole(self) -> jax.Array:
-        """All of it: memory_BSD."""
-        return self.block(0, self.limit)
+        """A copy of all S positions, oldest first: memory_BSD."""
+        rows = (self.end - self.limit + jnp.arange(self.limit)) % self.ring
+        layer_BMD = jax.lax.dynamic_index_in_dim(self.hidden_LBMD, self.index, keepdims=False)
+        return jnp.take(layer_BMD, rows, axis=1)
 
 
-def shift_in(memory: jax.Array, segment: jax.Array) -> jax.Array:
-    """Appends a segment along the position axis (the last but one) and keeps as many positions as before, the newest."""
-    length = memory.shape[-2]
-    both = jnp.concatenate([memory, jax.lax.stop_gradient(segment).astype(memory.dtype)], axis=-2)
-    return both[..., -length:, :]
+def shift_in(memory_BSD: jax.Array, segment_BTD: jax.Array) -> jax.Array:
+    """A plain memory array after one more segment."""
+    both = jnp.concatenate([memory_BSD, jax.lax.stop_gradient(segment_BTD).astype(memory_BSD.dtype)], axis=1)
+    return both[:, -memory_BSD.shape[1] :]
+
+
+def _ring(limit: int, segment: int) -> int:
+    return _whole_segments(limit, segment)
+
+
+def _whole_segments(rows: int, segment: int) -> int:
+    return -(-rows // segment) * segment

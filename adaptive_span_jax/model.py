@@ -66,8 +66,9 @@ def init(config: Config, vocabulary: int, key: jax.Array) -> Params:
 
 def init_memory(config: Config, streams: int) -> Memory:
     """The memory of streams that have seen nothing."""
+    sizes = config.model
     return Memory.zeros(
-        config.model.layers, streams, config.span.limit, config.model.width, jnp.dtype(config.model.compute_dtype)
+        sizes.layers, streams, config.span.limit, config.train.segment, sizes.width, jnp.dtype(sizes.compute_dtype)
     )
 
 
@@ -78,6 +79,7 @@ def apply(
     dtype = jnp.dtype(config.model.compute_dtype)
     layer_graph = nnx.graphdef(nnx.eval_shape(lambda: _layer(config, nnx.Rngs(0))))
     filled = memory.filled if config.model.mask_empty_memory else None
+    limit, segment = config.span.limit, tokens_BT.shape[1]
     hidden_BTD = params["embedding_VD"][tokens_BT].astype(dtype)
 
     def read_layer(hidden_BTD: jax.Array, indexed: tuple[jax.Array, Params]) -> tuple[jax.Array, tuple]:
@@ -85,7 +87,7 @@ def apply(
         layer = nnx.merge(layer_graph, layer_params)
         next_BTD, z_BTH = layer(
             hidden_BTD,
-            memory.layer(index),  # not scanned over: as a scanned input XLA would copy the whole memory
+            memory.layer(index, limit, segment),  # not a scanned input: XLA would copy the whole memory
             params["positions_SK"],
             filled=filled,
             dropout=dropout.at(index) if dropout else None,
@@ -103,7 +105,7 @@ def apply(
         preferred_element_type=params["output_DV"].dtype,
     )
     logits_BTV += params["output_bias_V"][None, None, :]
-    return Prediction(logits_BTV, memory.advance(inputs_LBTD), penalty_L.sum(), jax.lax.stop_gradient(z_LH))
+    return Prediction(logits_BTV, memory.advance(inputs_LBTD, limit), penalty_L.sum(), jax.lax.stop_gradient(z_LH))
 
 
 def parameter_count(params: Params) -> int:

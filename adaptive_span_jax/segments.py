@@ -14,7 +14,6 @@ class Segment(NamedTuple):
 
     tokens_BT: np.ndarray
     targets_BT: np.ndarray
-    fresh: np.ndarray  # one boolean: the streams start anew, forget the memory
 
 
 class ScoredSegment(NamedTuple):
@@ -26,7 +25,7 @@ class ScoredSegment(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where every stream stands: `cursor` tokens into it; `fresh` at the first segment of an epoch."""
+    """Where every stream stands: `cursor` tokens into it. `fresh`: an epoch starts here, the memory is to be emptied."""
 
     epoch: int = 0
     cursor: int = 0
@@ -61,8 +60,7 @@ class Streams:
         window = np.arange(position.cursor, position.cursor + self.segment + 1)
         start_B = np.arange(self.streams) * self.length
         tokens = self.ids[start_B[:, None] + window[None, :]].astype(np.int32)
-        segment = Segment(tokens[:, :-1], tokens[:, 1:], np.asarray(position.fresh))
-        return segment, self._after(position)
+        return Segment(tokens[:, :-1], tokens[:, 1:]), self._after(position)
 
     def _after(self, position: Position) -> Position:
         cursor = position.cursor + self.segment

@@ -1,9 +1,12 @@
 """Which array lives where. The only file that knows devices: everything else is written for whole arrays.
 
-Streams are independent of each other, so batches and memory are split by stream over the mesh and everything else is held by
-every device; the compiler adds up the gradients.
+Streams are independent of each other, so batches and memory are split by stream over the mesh and everything else is held
+by every device; the compiler adds up the gradients. Only the attention's loops, which the compiler would interrupt with a
+sum over devices at every turn, are told explicitly to work on each device's own streams (`per_device`).
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import jax
@@ -15,6 +18,9 @@ from adaptive_span_jax.memory import Memory
 Tree = TypeVar("Tree")
 
 DATA_AXIS = "data"
+
+# Instead of the number of an array's axis of streams: the array is the same on every device, or is to be summed over them.
+SAME, SUM = "same", "sum"
 
 
 def make_mesh(devices: list[jax.Device] | None = None) -> Mesh:
@@ -45,7 +51,7 @@ def by_stream(mesh: Mesh, streams: int, axis: int = 0) -> NamedSharding:
 
 def memory_sharding(mesh: Mesh, streams: int) -> Memory:
     """The shardings of a memory's arrays."""
-    return Memory(by_stream(mesh, streams, axis=1), replicated(mesh))
+    return Memory(by_stream(mesh, streams, axis=1), replicated(mesh), replicated(mesh))
 
 
 def place_segment(mesh: Mesh, segment: Tree) -> Tree:
@@ -60,6 +66,34 @@ def memory_bytes_per_device(tree: Any) -> int:
         for shard in leaf.addressable_shards:
             totals[shard.device] = totals.get(shard.device, 0) + shard.data.nbytes
     return max(totals.values())
+
+
+def on_mesh(mesh: Mesh) -> AbstractContextManager:
+    """While tracing within it, `per_device` knows the devices."""
+    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+
+
+def per_device(function: Callable, streams: int, axes: Any, out_axes: Any) -> Callable:
+    """`function`, called on every device with that device's streams.
+
+    `axes` has the structure of the arguments, `out_axes` that of the result: for each array the number of its axis of
+    streams, or SAME or SUM.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1 or streams % mesh.size:
+        return function
+
+    def summed(*arguments: Any) -> Any:
+        found = function(*arguments)
+        return jax.tree.map(lambda axis, x: jax.lax.psum(x, DATA_AXIS) if axis == SUM else x, out_axes, found)
+
+    return jax.shard_map(
+        summed, in_specs=jax.tree.map(_spec, axes), out_specs=jax.tree.map(_spec, out_axes), check_vma=False
+    )
+
+
+def _spec(axis: int | str) -> PartitionSpec:
+    return PartitionSpec() if isinstance(axis, str) else PartitionSpec(*[None] * axis, DATA_AXIS)
 
 
 def _segment_sharding(mesh: Mesh, leaf: Any) -> NamedSharding:

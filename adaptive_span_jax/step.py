@@ -1,13 +1,16 @@
 """One training step and one evaluation step: pure functions, each compiled once, the old state's buffers reused."""
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
-from adaptive_span_jax import loss, model, span
+from adaptive_span_jax import loss, model, sharding, span
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.dropout import Dropout
 from adaptive_span_jax.memory import Memory
@@ -33,21 +36,24 @@ def objective(
     config: Config, params: model.Params, segment: Segment, memory: Memory, dropout: Dropout | None
 ) -> tuple[jax.Array, tuple[model.Prediction, jax.Array, jax.Array]]:
     """What training minimises, and (prediction, mean nats, penalty in nats)."""
-    prediction = model.apply(config, params, segment.tokens_BT, memory.forget_if(segment.fresh), dropout)
+    prediction = model.apply(config, params, segment.tokens_BT, memory, dropout)
     nats = loss.nats_BT(prediction.logits_BTV, segment.targets_BT).mean()
     penalty_nats = config.span.penalty * prediction.penalty
     return nats + penalty_nats, (prediction, nats, penalty_nats)
 
 
-def make_train_step(config: Config, optimizer: optax.GradientTransformation, state: TrainState) -> TrainStep:
+def make_train_step(
+    config: Config, optimizer: optax.GradientTransformation, state: TrainState, mesh: Mesh
+) -> TrainStep:
     """The compiled training step for states placed like `state`. It consumes the state it is given."""
     schedule = make_schedule(config.train)
 
     def train_step(state: TrainState, segment: Segment) -> tuple[TrainState, Metrics]:
         rate = config.model.dropout
         dropout = Dropout.create(rate, config.seed, state.step) if rate else None
-        gradient = jax.grad(lambda params: objective(config, params, segment, state.memory, dropout), has_aux=True)
-        gradients, (prediction, nats, penalty_nats) = gradient(state.params)
+        gradient = jax.grad(functools.partial(objective, config), has_aux=True)
+        with sharding.on_mesh(mesh):
+            gradients, (prediction, nats, penalty_nats) = gradient(state.params, segment, state.memory, dropout)
         updates, opt_state = optimizer.update(gradients, state.opt_state)
         params = span.project(optax.apply_updates(state.params, updates))
         metrics = Metrics(nats, penalty_nats, schedule(state.step), prediction.z_LH)
@@ -58,11 +64,24 @@ def make_train_step(config: Config, optimizer: optax.GradientTransformation, sta
     return jax.jit(train_step, donate_argnums=0, out_shardings=(placement, None))
 
 
-def make_eval_step(config: Config) -> EvalStep:
+def make_forget() -> Callable[[TrainState], TrainState]:
+    """The compiled reset of the memory, for when all streams start anew.
+
+    It is a function of its own because a step that may or may not forget would rewrite the whole memory every time.
+    """
+
+    def forget(state: TrainState) -> TrainState:
+        return dataclasses.replace(state, memory=jax.tree.map(jnp.zeros_like, state.memory))
+
+    return jax.jit(forget, donate_argnums=0)
+
+
+def make_eval_step(config: Config, mesh: Mesh) -> EvalStep:
     """The compiled evaluation step: (params, memory, segment) → (memory, summed nats of the scored targets)."""
 
     def eval_step(params: model.Params, memory: Memory, segment: ScoredSegment) -> tuple[Memory, jax.Array]:
-        prediction = model.apply(config, params, segment.tokens_BT, memory)
+        with sharding.on_mesh(mesh):
+            prediction = model.apply(config, params, segment.tokens_BT, memory)
         nats_BT = loss.nats_BT(prediction.logits_BTV, segment.targets_BT)
         return prediction.memory, jnp.where(segment.scored_BT, nats_BT, 0).sum()
 

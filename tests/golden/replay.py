@@ -40,7 +40,7 @@ def replay(path: Path) -> dict[str, float]:
         type(state)(state.step, jax.tree.map(np.float64, params), state.opt_state, state.memory),
         jax.tree.map(lambda leaf: leaf.sharding, state),
     )
-    train_step = step.make_train_step(config, optimizer, state)
+    train_step = step.make_train_step(config, optimizer, state, mesh)
     gradient = jax.jit(jax.grad(partial(step.objective, config), has_aux=True))
 
     errors: dict[str, float] = {}
@@ -48,7 +48,7 @@ def replay(path: Path) -> dict[str, float]:
     for number in range(published["steps"]):
         first = number * config.train.segment
         tokens = golden["tokens"][:, first : first + config.train.segment + 1]
-        segment = Segment(tokens[:, :-1], tokens[:, 1:], np.asarray(number == 0))
+        segment = Segment(tokens[:, :-1], tokens[:, 1:])
         if f"logprobs/{number}" in golden:
             errors |= _compare_gradients(gradient, state, segment, golden, number)
         state, metrics = train_step(state, sharding.place_segment(mesh, segment))
@@ -138,7 +138,9 @@ def _compare_weights(prefix: str, params: Params, golden: dict) -> dict[str, flo
 
 def _evaluate(config: Config, params: Params, tokens_BT: np.ndarray, mesh) -> evaluate.Score:
     # The published protocol cuts one text into streams: laid end to end, the golden streams come out of the cut again.
-    return evaluate.evaluate(config, params, tokens_BT.reshape(-1), "published", step.make_eval_step(config), mesh)
+    return evaluate.evaluate(
+        config, params, tokens_BT.reshape(-1), "published", step.make_eval_step(config, mesh), mesh
+    )
 
 
 def _below(arrays: dict, prefix: str) -> dict[str, np.ndarray]:
