@@ -1,66 +1,59 @@
-"""Bits per symbol of a text under a model, by the published protocol or exactly."""
+"""`--mode=evaluate`: the newest checkpoint of a run on dev and test, by both protocols."""
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+import json
+import time
+from pathlib import Path
+from typing import Any
 
-import jax
-import numpy as np
-from jax.sharding import Mesh
-
-from adaptive_span_jax import loss, model, sharding
+from adaptive_span_jax import corpus as corpora
+from adaptive_span_jax import display, flops, sharding, span, step, workdir
+from adaptive_span_jax.checkpoint import Checkpoints
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.errors import UserError
-from adaptive_span_jax.segments import ScoredSegment, every_target, whole_segments
-from adaptive_span_jax.step import EvalStep
-
-# published: equal streams, whole segments, the rest unscored. exact: every token but the very first is scored once.
-# Both start every stream from empty memory.
-PROTOCOLS: dict[str, Callable[[np.ndarray, int, int], Iterator[ScoredSegment]]] = {
-    "published": whole_segments,
-    "exact": every_target,
-}
+from adaptive_span_jax.optimizer import make_optimizer
+from adaptive_span_jax.score import PROTOCOLS, score
+from adaptive_span_jax.train_state import abstract_state
 
 
-class Score(NamedTuple):
-    """The result of an evaluation."""
+def evaluate(config: Config, directory: Path, command: str) -> int:
+    """Scores dev and test, prints a table and writes `evaluation.json`; answers the exit code."""
+    if not (directory / "checkpoints").is_dir():
+        raise UserError(f"--workdir={directory} has no checkpoints; train first: {command}")
+    corpus = corpora.load(config.data)
+    mesh = sharding.make_mesh()
+    checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint.keep)
+    if checkpoints.latest_step is None:
+        raise UserError(f"--workdir={directory} has no finished checkpoint; train first: {command}")
+    saved = checkpoints.describe(checkpoints.latest_step)
+    workdir.check_same_run(directory, saved, config, corpus.fingerprint)
+    abstract = abstract_state(config, len(corpus.vocabulary), make_optimizer(config.train), mesh)
+    params = checkpoints.restore_params(saved.step, abstract.params)
+    checkpoints.close()
 
-    nats: float  # mean negative log-likelihood per scored token
-    tokens: int
-
-    @property
-    def bits(self) -> float:
-        """Bits per symbol."""
-        return loss.bits(self.nats)
-
-
-def evaluate(
-    config: Config,
-    params: model.Params,
-    ids: np.ndarray,
-    protocol: str,
-    eval_step: EvalStep,
-    mesh: Mesh,
-    on_progress: Callable[[float], None] = lambda share: None,
-) -> Score:
-    """Scores a text. `on_progress` hears which share of it is done."""
-    streams, length = config.evaluate.streams, config.train.segment
-    segments = list(PROTOCOLS[protocol](ids, streams, length))
-    if not segments:
-        raise UserError(
-            f"a text of {ids.size:,} tokens has no whole segment of {length} (config.train.segment) in each of "
-            f"{streams} streams (config.evaluate.streams); use more text, fewer streams or shorter segments"
-        )
-    memory = jax.jit(
-        lambda: model.init_memory(config, streams), out_shardings=sharding.memory_sharding(mesh, streams)
-    )()
-    sums = []
-    for number, segment in enumerate(segments):
-        memory, nats = eval_step(params, memory, sharding.place_segment(mesh, segment))
-        sums.append(nats)
-        if number:
-            # Waiting for the segment before keeps the host one step ahead of the devices, and no further.
-            sums[number - 1].block_until_ready()
-            on_progress(number / len(segments))
-    tokens = sum(int(segment.scored_BT.sum()) for segment in segments)
-    # Each sum is over one segment; adding them up in float64 keeps the digits of a five-million-token mean.
-    return Score(float(np.sum(np.asarray(jax.device_get(sums), np.float64))) / tokens, tokens)
+    eval_step = step.make_eval_step(config, mesh)
+    found: dict[str, Any] = {"step": saved.step, "unit": corpus.unit}
+    rows = {}
+    for split, ids in (("dev", corpus.dev), ("test", corpus.test)):
+        for protocol in PROTOCOLS:
+            started = time.perf_counter()
+            with display.share_done(f"evaluating {split}, {protocol} protocol") as show:
+                scored = score(config, params, ids, protocol, eval_step, mesh, show)
+            speed = scored.tokens / (time.perf_counter() - started)
+            average = float(span.average_span(scored.z_LH, config.span.ramp, config.span.limit))
+            found[f"{split}_{protocol}"] = {
+                "bits": scored.bits,
+                "perplexity": 2**scored.bits,
+                "tokens": scored.tokens,
+                "average_span": average,
+                "flops_per_token": flops.paper_flops(config, average),
+                "tokens_per_second": speed,
+            }
+            rows[f"{split}, {protocol}"] = (
+                f"{scored.bits:.4f} bits per {corpus.unit}, perplexity {2**scored.bits:.3f}, {scored.tokens:,} tokens "
+                f"scored, {speed:,.0f} tokens/s"
+            )
+    rows["average span"] = f"{average:.1f} positions"
+    rows["FLOPS per token"] = f"{flops.paper_flops(config, average) / 1e6:.2f} million, in the paper's counting"
+    display.show_block(f"Evaluation of {directory}, step {saved.step:,}", rows)
+    (directory / "evaluation.json").write_text(json.dumps(found, indent=2) + "\n")
+    return 0

@@ -5,6 +5,7 @@ by every device; the compiler adds up the gradients. Only the attention's loops,
 sum over devices at every turn, are told explicitly to work on each device's own streams (`per_device`).
 """
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -21,6 +22,15 @@ DATA_AXIS = "data"
 
 # Instead of the number of an array's axis of streams: the array is the same on every device, or is to be summed over them.
 SAME, SUM = "same", "sum"
+
+
+def use_cpu_cores(streams: int) -> None:
+    """Where there is no accelerator, makes one device of every core, as far as the streams go round evenly.
+
+    XLA runs much of a program, batched small products above all, on one core per device. Call it before anything else.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    jax.config.update("jax_num_cpu_devices", max(n for n in range(1, cores + 1) if streams % n == 0))
 
 
 def make_mesh(devices: list[jax.Device] | None = None) -> Mesh:
@@ -59,7 +69,12 @@ def place_segment(mesh: Mesh, segment: Tree) -> Tree:
     return jax.device_put(segment, jax.tree.map(lambda leaf: _segment_sharding(mesh, leaf), segment))
 
 
-def memory_bytes_per_device(tree: Any) -> int:
+def total_bytes(tree: Any) -> int:
+    """What the tree's arrays take when each is stored once."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def bytes_per_device(tree: Any) -> int:
     """The largest number of bytes that the tree's arrays take on one device."""
     totals: dict[jax.Device, int] = {}
     for leaf in jax.tree.leaves(tree):

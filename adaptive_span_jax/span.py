@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
@@ -51,14 +52,14 @@ def reach(z: jax.Array, ramp: int, limit: int) -> jax.Array:
     return jnp.minimum(jnp.floor(z + ramp + 1), limit).astype(jnp.int32)
 
 
-def average_span(z_LH: jax.Array, ramp: int, limit: int) -> jax.Array:
+def average_span(z_LH: np.ndarray, ramp: int, limit: int) -> float:
     """The average span as published logs report it: the mean over layers of ⌈mean z⌉ + R, at most S."""
-    return jnp.minimum(jnp.ceil(z_LH.mean(axis=1)) + ramp, limit).mean()
+    return np.minimum(np.ceil(z_LH.mean(axis=1)) + ramp, limit).mean()
 
 
-def longest_span(z_LH: jax.Array, ramp: int, limit: int) -> jax.Array:
+def longest_span(z_LH: np.ndarray, ramp: int, limit: int) -> float:
     """The longest head's span in positions, ramp included, at most S."""
-    return jnp.minimum(jnp.ceil(z_LH.max()) + ramp, limit)
+    return min(np.ceil(z_LH.max()) + ramp, limit)
 
 
 class Span(Protocol):

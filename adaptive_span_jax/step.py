@@ -29,7 +29,7 @@ class Metrics(NamedTuple):
 
 
 TrainStep = Callable[[TrainState, Segment], tuple[TrainState, Metrics]]
-EvalStep = Callable[[model.Params, Memory, ScoredSegment], tuple[Memory, jax.Array]]
+EvalStep = Callable[[model.Params, Memory, ScoredSegment], tuple[Memory, tuple[jax.Array, jax.Array]]]
 
 
 def objective(
@@ -77,12 +77,14 @@ def make_forget() -> Callable[[TrainState], TrainState]:
 
 
 def make_eval_step(config: Config, mesh: Mesh) -> EvalStep:
-    """The compiled evaluation step: (params, memory, segment) → (memory, summed nats of the scored targets)."""
+    """The compiled evaluation step: (params, memory, segment) → (memory, (summed nats of scored targets, z_LH))."""
 
-    def eval_step(params: model.Params, memory: Memory, segment: ScoredSegment) -> tuple[Memory, jax.Array]:
+    def eval_step(
+        params: model.Params, memory: Memory, segment: ScoredSegment
+    ) -> tuple[Memory, tuple[jax.Array, jax.Array]]:
         with sharding.on_mesh(mesh):
             prediction = model.apply(config, params, segment.tokens_BT, memory)
         nats_BT = loss.nats_BT(prediction.logits_BTV, segment.targets_BT)
-        return prediction.memory, jnp.where(segment.scored_BT, nats_BT, 0).sum()
+        return prediction.memory, (jnp.where(segment.scored_BT, nats_BT, 0).sum(), prediction.z_LH)
 
     return jax.jit(eval_step, donate_argnums=1)

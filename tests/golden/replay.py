@@ -15,11 +15,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from adaptive_span_jax import evaluate, sharding, span, step
-from adaptive_span_jax.config import Config
+from adaptive_span_jax import sharding, span, step
+from adaptive_span_jax.config import ATTENTION_PATHS, Config
 from adaptive_span_jax.model import Params
 from adaptive_span_jax.optimizer import make_optimizer
 from adaptive_span_jax.published_weights import from_published, to_published
+from adaptive_span_jax.score import Score, score
 from adaptive_span_jax.segments import Segment
 from adaptive_span_jax.train_state import create_state
 from configs import base
@@ -27,11 +28,11 @@ from configs import base
 TOLERANCE = 1e-9
 
 
-def replay(path: Path) -> dict[str, float]:
-    """The largest relative error of every quantity in a golden file. Needs 64-bit mode."""
+def replay(path: Path, attention: str) -> dict[str, float]:
+    """The largest relative error of every quantity in a golden file, with one of the attentions. Needs 64-bit mode."""
     golden = dict(np.load(path))
     published = json.loads(str(golden["config"]))
-    config = _config(published, eval_streams=golden["eval_tokens"].shape[0])
+    config = _config(published, attention, eval_streams=golden["eval_tokens"].shape[0])
     mesh = sharding.make_mesh(jax.devices()[:1])
     optimizer = make_optimizer(config.train)
     state = create_state(config, published["vocab_size"], optimizer, mesh)
@@ -68,8 +69,8 @@ def replay(path: Path) -> dict[str, float]:
         longest = span.longest_span(z_after[-1], config.span.ramp, config.span.limit)
         errors["longest span"] = _error(longest, golden["max_span"].max())
     errors |= _compare_weights("final", state.params, golden)
-    score = _evaluate(config, state.params, golden["eval_tokens"], mesh)
-    errors["published evaluation"] = _error(score.nats, golden["full_eval_nll"])
+    evaluation = _evaluate(config, state.params, golden["eval_tokens"], mesh)
+    errors["published evaluation"] = _error(evaluation.nats, golden["full_eval_nll"])
     return errors
 
 
@@ -85,15 +86,16 @@ def main(arguments: list[str]) -> int:
         if not path.is_file():
             print(f"{path}: no such file; name a golden .npz file, e.g. tests/golden/adaptive_tiny.npz")
             return 2
-        print(path)
-        for name, error in replay(path).items():
-            print(f"  {error:9.2e}  {name}{'   ABOVE TOLERANCE' if not error <= TOLERANCE else ''}")
-            worst = max(worst, error if np.isfinite(error) else np.inf)
+        for attention in ATTENTION_PATHS:
+            print(f"{path}, {attention} attention")
+            for name, error in replay(path, attention).items():
+                print(f"  {error:9.2e}  {name}{'   ABOVE TOLERANCE' if not error <= TOLERANCE else ''}")
+                worst = max(worst, error if np.isfinite(error) else np.inf)
     print(f"largest relative error {worst:.2e}, allowed {TOLERANCE:.0e}")
     return 0 if worst <= TOLERANCE else 1
 
 
-def _config(published: dict, eval_streams: int) -> Config:
+def _config(published: dict, attention: str, eval_streams: int) -> Config:
     config = base.get_config()
     config.model.update(
         layers=published["nb_layers"],
@@ -101,6 +103,7 @@ def _config(published: dict, eval_streams: int) -> Config:
         heads=published["nb_heads"],
         feedforward=published["inner_hidden_size"],
         dropout=float(published["dropout"]),
+        attention=attention,
         compute_dtype="float64",
     )
     config.span.update(
@@ -136,11 +139,9 @@ def _compare_weights(prefix: str, params: Params, golden: dict) -> dict[str, flo
     return {f"{prefix}/{name}": _error(ours[name], theirs[name]) for name in theirs}
 
 
-def _evaluate(config: Config, params: Params, tokens_BT: np.ndarray, mesh) -> evaluate.Score:
+def _evaluate(config: Config, params: Params, tokens_BT: np.ndarray, mesh) -> Score:
     # The published protocol cuts one text into streams: laid end to end, the golden streams come out of the cut again.
-    return evaluate.evaluate(
-        config, params, tokens_BT.reshape(-1), "published", step.make_eval_step(config, mesh), mesh
-    )
+    return score(config, params, tokens_BT.reshape(-1), "published", step.make_eval_step(config, mesh), mesh)
 
 
 def _below(arrays: dict, prefix: str) -> dict[str, np.ndarray]:

@@ -1,0 +1,90 @@
+"""What a user sees in the terminal: the start-up block, progress, the table at the end."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def show_block(title: str, rows: dict[str, str]) -> None:
+    """A titled block of facts, one per line; never wrapped, so that commands in it can be copied."""
+    console.print(f"[bold]{title}[/bold]")
+    widest = max(len(name) for name in rows)
+    for name, value in rows.items():
+        console.print(Text(f"  {name:<{widest}}  ", style="cyan") + Text(value, style="default"))
+
+
+def say(message: str) -> None:
+    """One line, above the progress bar if there is one."""
+    console.print(message, markup=False)
+
+
+def size(count: float) -> str:
+    """Bytes in a readable unit."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    minutes, hours = seconds / 60, seconds / 3600
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{minutes:.1f} min" if minutes < 120 else f"{hours:.1f} h"
+
+
+class TrainingProgress:
+    """A progress bar in a terminal; a plain line every so often elsewhere."""
+
+    def __init__(self, first: int, steps: int, line_every: int):
+        self._first, self._steps, self._line_every = first, steps, line_every
+        self._started = time.monotonic()
+        self._progress = Progress(
+            TextColumn("step {task.completed:,}/{task.total:,}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("left"),
+            console=console,
+            refresh_per_second=4,
+        )
+        self._task = self._progress.add_task("compiling …", total=steps, completed=first)
+
+    def __enter__(self) -> "TrainingProgress":
+        if console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, step: int, text: str) -> None:
+        """Step `step` is done."""
+        if console.is_terminal:
+            self._progress.update(self._task, completed=step, description=text)
+        elif step % self._line_every == 0 or step == self._steps:
+            rate = (step - self._first) / (time.monotonic() - self._started)
+            left = f", {duration((self._steps - step) / rate)} left" if step < self._steps else ""
+            say(f"step {step:,}/{self._steps:,}  {text}{left}")
+
+
+@contextmanager
+def share_done(title: str) -> Iterator[Callable[[float], None]]:
+    """A progress bar for work whose done share is reported; without a terminal only its title is printed."""
+    if not console.is_terminal:
+        say(f"{title} …")
+        yield lambda share: None
+        return
+    with Progress(
+        TextColumn(title), BarColumn(), TextColumn("{task.percentage:.0f} %"), console=console, transient=True
+    ) as progress:
+        task = progress.add_task(title, total=1.0)
+        yield lambda share: progress.update(task, completed=share)

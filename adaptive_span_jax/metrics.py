@@ -1,0 +1,88 @@
+"""What training writes down as it goes: `metrics.jsonl` for programs, TensorBoard events for people."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+from tensorboardX import SummaryWriter
+
+from adaptive_span_jax.figures import pixels, span_heat_map
+
+
+class Window:
+    """The steps since the last line of the log, and the seconds that went by outside of them."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._nats = 0.0
+        self._waited = 0.0
+        self._paused = 0.0
+        self._started = time.perf_counter()
+
+    def add(self, nats: float) -> None:
+        """One more step is done."""
+        self.steps += 1
+        self._nats += nats
+
+    def wait(self, seconds: float) -> None:
+        """The next segment took this long to fetch, and a step could not start before."""
+        self._waited += seconds
+
+    def pause(self, seconds: float) -> None:
+        """This long something else than training was done."""
+        self._paused += seconds
+
+    @property
+    def nats(self) -> float:
+        """The mean over the steps."""
+        return self._nats / self.steps
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Training time only."""
+        return (time.perf_counter() - self._started - self._paused) / self.steps
+
+    @property
+    def input_share(self) -> float:
+        """The share of training time that went into fetching segments."""
+        return self._waited / (self.seconds_per_step * self.steps)
+
+
+class MetricsLog:
+    """Appends to the logs of a run; on resuming, what was logged after the checkpoint is taken back first."""
+
+    def __init__(self, workdir: Path, resumed_at: int):
+        self._path = workdir / "metrics.jsonl"
+        if self._path.exists():
+            lines = self._path.read_text().splitlines()
+            kept = [line for line in lines if _step_of(line) <= resumed_at]
+            replacement = self._path.with_suffix(".jsonl.new")
+            replacement.write_text("".join(line + "\n" for line in kept))
+            replacement.replace(self._path)
+        self._tensorboard = SummaryWriter(str(workdir / "tensorboard"), purge_step=resumed_at + 1, flush_secs=10)
+
+    def write(self, step: int, scalars: dict[str, float]) -> None:
+        """One line and one TensorBoard point per number."""
+        with self._path.open("a") as file:
+            file.write(json.dumps({"step": step, **scalars}) + "\n")
+        for name, value in scalars.items():
+            self._tensorboard.add_scalar(name, value, step)
+
+    def write_spans(self, step: int, z_LH: np.ndarray, ramp: int, limit: int) -> None:
+        """The heads' spans as a histogram per layer and as a heat map."""
+        for layer, z_H in enumerate(z_LH, start=1):
+            self._tensorboard.add_histogram(f"span/layer_{layer:02d}", np.minimum(z_H + ramp, limit), step)
+        self._tensorboard.add_image("spans", pixels(span_heat_map(z_LH, ramp, limit)), step, dataformats="HWC")
+
+    def close(self) -> None:
+        """Writes out what TensorBoard still holds."""
+        self._tensorboard.close()
+
+
+def _step_of(line: str) -> float:
+    # A line cut off by a kill is dropped like one from after the checkpoint.
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return float("inf")

@@ -1,0 +1,83 @@
+"""The result of a finished run: `result.json`, the picture of its spans, and the table at the end."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adaptive_span_jax import flops, span
+from adaptive_span_jax.config import Config
+from adaptive_span_jax.corpus import Corpus
+from adaptive_span_jax.display import duration, show_block
+from adaptive_span_jax.figures import span_heat_map
+from adaptive_span_jax.score import Score
+
+_FILE = "result.json"
+
+
+def make_result(
+    config: Config, corpus: Corpus, dev: Score, test: Score, order2_bits: float, seconds: float
+) -> dict[str, Any]:
+    """Everything worth reporting of a finished run."""
+    ramp, limit = config.span.ramp, config.span.limit
+    average = float(span.average_span(dev.z_LH, ramp, limit))
+    return {
+        "corpus": corpus.name,
+        "unit": corpus.unit,
+        "dev_bits": dev.bits,
+        "dev_tokens": dev.tokens,
+        "test_bits": test.bits,
+        "test_tokens": test.tokens,
+        "order2_bits": order2_bits,
+        "average_span": average,
+        "shortest_span": float(min(np.ceil(dev.z_LH.min()) + ramp, limit)),
+        "longest_span": float(span.longest_span(dev.z_LH, ramp, limit)),
+        "flops_per_token": flops.paper_flops(config, average),
+        "steps": config.train.steps,
+        "seconds": seconds,
+    }
+
+
+def write_result(workdir: Path, config: Config, result: dict[str, Any], z_LH: np.ndarray) -> None:
+    """Writes `spans.png` and then `result.json`, whose presence means that the run is complete."""
+    span_heat_map(z_LH, config.span.ramp, config.span.limit).savefig(workdir / "spans.png", dpi=120)
+    replacement = workdir / f"{_FILE}.new"
+    replacement.write_text(json.dumps(result, indent=2) + "\n")
+    replacement.replace(workdir / _FILE)
+
+
+def read_result(workdir: Path, steps: int) -> dict[str, Any] | None:
+    """The result of a run that was completed with this many steps or more."""
+    try:
+        result = json.loads((workdir / _FILE).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return result if result.get("steps", 0) >= steps else None
+
+
+def show_result(workdir: Path, result: dict[str, Any], command: str) -> None:
+    """The table at the end of a run, and what to try next."""
+    unit = result["unit"]
+    show_block(
+        "Result",
+        {
+            f"dev bits per {unit}": f"{result['dev_bits']:.3f}   ({result['dev_tokens']:,} tokens scored)",
+            f"test bits per {unit}": f"{result['test_bits']:.3f}   ({result['test_tokens']:,} tokens scored)",
+            "order-2 entropy": f"{result['order2_bits']:.3f} bits per {unit} of the training text, to compare with",
+            "average span": f"{result['average_span']:.1f} positions",
+            "spans of heads": f"{result['shortest_span']:.0f} to {result['longest_span']:.0f} positions",
+            "FLOPS per token": f"{result['flops_per_token'] / 1e6:.2f} million multiply-adds, in the paper's counting",
+            "training time": f"{duration(result['seconds'])}, {result['steps']:,} steps",
+            "written to": f"{workdir}/result.json, spans.png, metrics.jsonl, tensorboard/, checkpoints/",
+        },
+    )
+    show_block(
+        "Next",
+        {
+            "look at the spans": f"open {workdir}/spans.png",
+            "evaluate again": f"{command} --mode=evaluate",
+            "train longer": f"{command} --config.train.steps={2 * result['steps']}",
+            "your own text": "python main.py --config=configs/bytes.py --config.data.path=FILE_OR_FOLDER",
+        },
+    )

@@ -1,0 +1,68 @@
+"""What a text costs under a model, in bits per symbol: by the published protocol, or exactly."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from adaptive_span_jax import loss, model, sharding
+from adaptive_span_jax.config import Config
+from adaptive_span_jax.errors import UserError
+from adaptive_span_jax.segments import ScoredSegment, every_target, whole_segments
+from adaptive_span_jax.step import EvalStep
+
+# published: equal streams, whole segments, the rest unscored. exact: every token but the very first is scored once.
+# Both start every stream from empty memory.
+PROTOCOLS: dict[str, Callable[[np.ndarray, int, int], Iterator[ScoredSegment]]] = {
+    "published": whole_segments,
+    "exact": every_target,
+}
+
+
+class Score(NamedTuple):
+    """The result of an evaluation."""
+
+    nats: float  # mean negative log-likelihood per scored token
+    tokens: int
+    z_LH: np.ndarray  # each head's z in positions, averaged over the text where it differs between tokens
+
+    @property
+    def bits(self) -> float:
+        """Bits per symbol."""
+        return loss.bits(self.nats)
+
+
+def score(
+    config: Config,
+    params: model.Params,
+    ids: np.ndarray,
+    protocol: str,
+    eval_step: EvalStep,
+    mesh: Mesh,
+    on_progress: Callable[[float], None] = lambda share: None,
+) -> Score:
+    """Scores a text. `on_progress` hears which share of it is done."""
+    streams, length = config.evaluate.streams, config.train.segment
+    segments = list(PROTOCOLS[protocol](ids, streams, length))
+    if not segments:
+        raise UserError(
+            f"a text of {ids.size:,} tokens has no whole segment of {length} (config.train.segment) in each of "
+            f"{streams} streams (config.evaluate.streams); use more text, fewer streams or shorter segments"
+        )
+    memory = jax.jit(
+        lambda: model.init_memory(config, streams), out_shardings=sharding.memory_sharding(mesh, streams)
+    )()
+    sums = []
+    for number, segment in enumerate(segments):
+        memory, found = eval_step(params, memory, sharding.place_segment(mesh, segment))
+        sums.append(found)
+        if number:
+            # Waiting for the segment before keeps the host one step ahead of the devices, and no further.
+            jax.block_until_ready(sums[number - 1])
+            on_progress(number / len(segments))
+    tokens = sum(int(segment.scored_BT.sum()) for segment in segments)
+    # Each sum is over one segment; adding them up in float64 keeps the digits of a five-million-token mean.
+    nats, z_LH = (np.asarray(each, np.float64) for each in zip(*jax.device_get(sums), strict=True))
+    return Score(float(nats.sum()) / tokens, tokens, z_LH.mean(axis=0))

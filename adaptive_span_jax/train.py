@@ -1,0 +1,187 @@
+"""The training loop. Read it top to bottom and know what happens."""
+
+import dataclasses
+import time
+from collections import deque
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from adaptive_span_jax import corpus as corpora
+from adaptive_span_jax import display, loss, model, result, sharding, span, step, workdir
+from adaptive_span_jax.checkpoint import Checkpoints, Saved
+from adaptive_span_jax.config import Config
+from adaptive_span_jax.corpus import Corpus
+from adaptive_span_jax.entropy import order2_bits
+from adaptive_span_jax.interrupt import Interrupt, Interrupted
+from adaptive_span_jax.metrics import MetricsLog, Window
+from adaptive_span_jax.optimizer import make_optimizer
+from adaptive_span_jax.score import Score, score
+from adaptive_span_jax.segments import Position, Streams
+from adaptive_span_jax.train_state import TrainState, abstract_state, create_state
+
+
+def train(config: Config, directory: Path, command: str) -> int:
+    """Trains to the config's last step, from the newest checkpoint if there is one, and evaluates; the exit code."""
+    workdir.make_workdir(directory)
+    corpus = corpora.load(config.data)
+    mesh = sharding.make_mesh()
+    sharding.check_streams(mesh, config.train.batch_size, "config.train.batch_size")
+    streams = Streams(corpus.train, config.train.batch_size, config.train.segment, config.seed)
+    optimizer = make_optimizer(config.train)
+    abstract = abstract_state(config, len(corpus.vocabulary), optimizer, mesh)
+    workdir.check_space(directory, sharding.total_bytes(abstract), config.checkpoint.keep)
+
+    checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint.keep)
+    saved = Saved(0, Position(), 0.0, corpus.fingerprint, dataclasses.asdict(config))
+    if checkpoints.latest_step is not None:
+        saved = checkpoints.describe(checkpoints.latest_step)
+        for change in workdir.check_same_run(directory, saved, config, corpus.fingerprint):
+            display.say(f"changed since the checkpoint: {change}")
+    if saved.step >= config.train.steps and (finished := result.read_result(directory, config.train.steps)):
+        display.say(f"This run is complete: {directory} holds step {saved.step:,}.")
+        result.show_result(directory, finished, command)
+        return 0
+
+    with Interrupt() as interrupt:
+        if saved.step:
+            state = checkpoints.restore(saved.step, abstract)
+        else:
+            state = create_state(config, len(corpus.vocabulary), optimizer, mesh)
+        workdir.write_config(directory, config)
+        entropy = order2_bits(corpus.train)
+        _show_start(config, directory, corpus, entropy, mesh, state, saved)
+
+        train_step = step.make_train_step(config, optimizer, state, mesh)
+        eval_step = step.make_eval_step(config, mesh)
+        forget = step.make_forget()
+        log = MetricsLog(directory, resumed_at=saved.step)
+        window, recent = Window(), deque[float](maxlen=50)
+        started, position, running = time.perf_counter(), saved.position, None
+
+        def about() -> Saved:
+            seconds = saved.seconds + time.perf_counter() - started
+            return Saved(int(state.step), position, seconds, corpus.fingerprint, dataclasses.asdict(config))
+
+        def evaluate(ids: np.ndarray, name: str) -> Score | None:
+            # None: interrupted.
+            with display.share_done(f"evaluating {name}") as show:
+
+                def on_progress(share: float) -> None:
+                    interrupt.check()
+                    show(share)
+
+                try:
+                    return score(config, state.params, ids, "exact", eval_step, mesh, on_progress)
+                except Interrupted:
+                    return None
+
+        dev = None
+        with display.TrainingProgress(saved.step, config.train.steps, config.log.every_steps) as progress:
+            for number in range(saved.step + 1, config.train.steps + 1):
+                if interrupt.signal:
+                    break
+                fetching = time.perf_counter()
+                segment, after = streams.take(position)
+                placed = sharding.place_segment(mesh, segment)
+                window.wait(time.perf_counter() - fetching)
+                if position.fresh:
+                    state = forget(state)
+                state, metrics = train_step(state, placed)
+                position = after
+
+                # Only now, with this step under way, is the one before waited for: devices never wait for the host.
+                if running is not None:
+                    done = number - 1
+                    window.add(float(running.nats))
+                    recent.append(float(running.nats))
+                    progress.show(done, _describe(config, corpus, window, recent, running))
+                    if done % config.log.every_steps == 0:
+                        _log(config, log, done, window, running)
+                        window = Window()
+                running, dev = metrics, None
+
+                if number % config.evaluate.every_steps == 0 or number == config.train.steps:
+                    paused = time.perf_counter()
+                    dev = evaluate(corpus.dev, "dev")
+                    window.pause(time.perf_counter() - paused)
+                    if dev:
+                        log.write(number, {"dev_bits": dev.bits})
+                        display.say(f"step {number:,}: {dev.bits:.3f} bits per {corpus.unit} on dev")
+                if number % config.checkpoint.every_steps == 0 or dev:
+                    checkpoints.save(state, about(), dev.bits if dev else None)
+
+        checkpoints.save(state, about())
+        checkpoints.close()
+        log.close()
+        seconds = about().seconds
+        if interrupt.signal:
+            display.say(f"Stopped. Step {int(state.step):,} is saved in {directory}; to go on: {command}")
+            return interrupt.exit_code
+        dev = dev or evaluate(corpus.dev, "dev")
+        test = evaluate(corpus.test, "test")
+        if not (dev and test):
+            display.say(f"Stopped while evaluating. Training is complete and saved; to evaluate: {command}")
+            return interrupt.exit_code
+
+    finished = result.make_result(config, corpus, dev, test, entropy, seconds)
+    result.write_result(directory, config, finished, dev.z_LH)
+    result.show_result(directory, finished, command)
+    return 0
+
+
+def _describe(config: Config, corpus: Corpus, window: Window, recent: deque[float], metrics: step.Metrics) -> str:
+    """The progress bar's text after a step."""
+    z_LH = np.asarray(metrics.z_LH)
+    bits = loss.bits(sum(recent) / len(recent))
+    tokens = config.train.batch_size * config.train.segment / window.seconds_per_step
+    ramp, limit = config.span.ramp, config.span.limit
+    return (
+        f"{bits:.3f} bits per {corpus.unit}  {tokens:,.0f} tokens/s  "
+        f"span {span.average_span(z_LH, ramp, limit):.0f} on average, {span.longest_span(z_LH, ramp, limit):.0f} longest"
+    )
+
+
+def _log(config: Config, log: MetricsLog, number: int, window: Window, metrics: step.Metrics) -> None:
+    z_LH = np.asarray(metrics.z_LH)
+    ramp, limit = config.span.ramp, config.span.limit
+    tokens = config.train.batch_size * config.train.segment / window.seconds_per_step
+    log.write(
+        number,
+        {
+            "train_bits": loss.bits(window.nats),
+            "penalty_nats": float(metrics.penalty_nats),
+            "learning_rate": float(metrics.learning_rate),
+            "average_span": float(span.average_span(z_LH, ramp, limit)),
+            "longest_span": float(span.longest_span(z_LH, ramp, limit)),
+            "tokens_per_second": tokens,
+            "input_share": window.input_share,
+        },
+    )
+    log.write_spans(number, z_LH, ramp, limit)
+
+
+def _show_start(
+    config: Config, directory: Path, corpus: Corpus, entropy: float, mesh: Mesh, state: TrainState, saved: Saved
+) -> None:
+    device = mesh.devices.flat[0]
+    parts = " + ".join(f"{part.size:,}" for part in (corpus.train, corpus.dev, corpus.test))
+    per_step = config.train.batch_size * config.train.segment
+    display.show_block(
+        "Adaptive span",
+        {
+            "devices": f"{mesh.size} × {device.device_kind} ({device.platform}), mesh {dict(mesh.shape)}",
+            "model": f"{model.parameter_count(state.params):,} parameters, {config.model.layers} layers, "
+            f"{config.span.kind} spans of at most {config.span.limit:,} positions",
+            "text": f"{corpus.name}: {parts} tokens (train + dev + test), fingerprint {corpus.fingerprint}",
+            "vocabulary": f"{len(corpus.vocabulary)} symbols; order-2 entropy of train {entropy:.3f} bits per "
+            f"{corpus.unit}",
+            "training": f"{config.train.steps:,} steps of {config.train.batch_size} streams × {config.train.segment} "
+            f"positions, {config.train.steps * per_step / corpus.train.size:.1f} epochs",
+            "memory": f"{display.size(sharding.bytes_per_device(state))} of state on each device",
+            "written to": f"{directory}/",
+            "starting": f"from step {saved.step:,}" if saved.step else "from the beginning",
+        },
+    )

@@ -1,0 +1,33 @@
+"""Three minutes on a laptop: a small adaptive-span Transformer on the source text of Python's own library.
+
+python main.py
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config() -> ConfigDict:
+    """4 layers of width 128 with spans of up to 256 positions; no download."""
+    config = base.get_config()
+    config.data.source = "stdlib"
+    config.data.max_bytes = 4_000_000
+
+    config.model.layers = 4
+    config.model.width = 128
+    config.model.heads = 2
+    config.model.feedforward = 512
+    config.model.dropout = 0.0
+    config.span.limit = 256
+    config.span.penalty = 2e-6
+
+    config.train.batch_size = 16
+    config.train.segment = 128
+    config.train.steps = 800
+    config.train.warmup_steps = 100
+
+    config.evaluate.every_steps = 400
+    config.checkpoint.every_steps = 100
+    config.log.every_steps = 50
+    return config

@@ -1,0 +1,92 @@
+"""Adaptive attention span in JAX: train, evaluate, prepare data.
+
+    python main.py                                     the quickstart: about three minutes on a laptop, no download
+    python main.py --config=configs/enwik8_large.py    an experiment of the paper
+    python main.py --config=configs/bytes.py --config.data.path=FILE_OR_FOLDER    your own text
+
+The same command again goes on where it stopped. Every field of configs/base.py can be set: --config.train.steps=100.
+"""
+
+import sys
+from pathlib import Path
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from adaptive_span_jax.config import Config
+from adaptive_span_jax.errors import UserError
+
+_HERE = Path(__file__).parent
+_CONFIG = config_flags.DEFINE_config_file(
+    "config",
+    help_string="The run: a file of configs/, some with an argument (file.py:2048); quickstart.py unless given.",
+)
+_MODE = flags.DEFINE_enum("mode", "train", ["train", "evaluate", "prepare"], "What to do.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; runs/<config name> unless given.")
+
+
+def main(argv: list[str]) -> int:
+    """Checks the command line, then hands over to the mode's own file."""
+    if len(argv) > 1:
+        raise UserError(f"{argv[1]!r} is not an option; options start with --, see python main.py --help")
+    file, _, argument = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
+    config = _read_config(file)
+    name = Path(file).stem + (f"_{argument}" if argument else "")
+    directory = Path(_WORKDIR.value or f"runs/{name}")
+    command = " ".join(["python", *(word for word in sys.argv if not word.startswith("--mode"))])
+
+    # Orbax reports every rename at level INFO.
+    logging.set_verbosity(logging.WARNING)
+    # Only now, with a valid config: importing JAX takes seconds.
+    import jax
+
+    from adaptive_span_jax import corpus, evaluate, sharding, train
+
+    if config.model.compute_dtype == "float64":
+        jax.config.update("jax_enable_x64", True)
+    sharding.use_cpu_cores(config.train.batch_size)
+    if _MODE.value == "prepare":
+        corpus.prepare(config.data)
+        return 0
+    if _MODE.value == "evaluate":
+        return evaluate.evaluate(config, directory, command)
+    return train.train(config, directory, command)
+
+
+def _read_config(file: str) -> Config:
+    if not Path(file).is_file():
+        there = ", ".join(sorted(path.name for path in (_HERE / "configs").glob("*.py")))
+        raise UserError(f"--config={file}: no such file; configs/ has {there}")
+    return Config.from_dict(_CONFIG.value.to_dict())
+
+
+def _parse(argv: list[str]) -> list[str]:
+    """Reads the flags; whatever is wrong with them becomes a UserError that names the flag."""
+    if not any(word.startswith(("--config=", "-config=")) or word in ("--config", "-config") for word in argv):
+        argv = [argv[0], f"--config={_HERE / 'configs' / 'quickstart.py'}", *argv[1:]]
+    try:
+        return flags.FLAGS(argv)
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
+        # The libraries' messages may be a traceback or a nested repr: the last line says what happened.
+        reason = str(error).replace("\\n", "\n").rstrip("; \n").splitlines()[-1]
+        reason = reason.rstrip("'") if reason.count("'") % 2 else reason
+        named = [word for word in argv if word.startswith("--config") and _names(word, str(error))]
+        prefix = f"{named[0]}: " if named and named[0].split("=")[0] not in reason else ""
+        raise UserError(f"{prefix}{reason}\nSee python main.py --help and configs/base.py") from error
+
+
+def _names(word: str, message: str) -> bool:
+    """Whether an error message is about this flag: it quotes the flag or one of the fields in its name."""
+    name = word.partition("=")[0]
+    return f"{name}=" in message or any(f"'{field}'" in message for field in name.split(".")[1:])
+
+
+if __name__ == "__main__":
+    try:
+        app.run(main, flags_parser=_parse)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("Stopped before training began; nothing to save.", file=sys.stderr)
+        sys.exit(130)
