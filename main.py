@@ -68,9 +68,10 @@ def _parse(argv: list[str]) -> list[str]:
         return flags.FLAGS(argv)
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
         # The libraries' messages may be a traceback or a nested repr: the last line says what happened.
-        reason = str(error).replace("\\n", "\n").rstrip("; \n").splitlines()[-1]
+        message = str(error).replace("\\n", "\n").replace("\\'", "'")
+        reason = message.rstrip("; \n").splitlines()[-1]
         reason = reason.rstrip("'") if reason.count("'") % 2 else reason
-        named = [word for word in argv if word.startswith("--config") and _names(word, str(error))]
+        named = [word for word in argv if word.startswith("--config") and _names(word, message)]
         prefix = f"{named[0]}: " if named and named[0].split("=")[0] not in reason else ""
         raise UserError(f"{prefix}{reason}\nSee python main.py --help and configs/base.py") from error
 

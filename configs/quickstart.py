@@ -9,17 +9,17 @@ from configs import base
 
 
 def get_config() -> ConfigDict:
-    """4 layers of width 128 with spans of up to 256 positions; no download."""
+    """4 layers of width 128 with spans of up to 1024 positions; no download."""
     config = base.get_config()
     config.data.source = "stdlib"
-    config.data.max_bytes = 4_000_000
+    config.data.max_bytes = 6_000_000
 
     config.model.layers = 4
     config.model.width = 128
-    config.model.heads = 2
+    config.model.heads = 4
     config.model.feedforward = 512
     config.model.dropout = 0.0
-    config.span.limit = 256
+    config.span.limit = 1024
     config.span.penalty = 2e-6
 
     config.train.batch_size = 16

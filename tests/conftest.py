@@ -1,0 +1,45 @@
+"""Strict settings for every test: 8 CPU devices, no silent broadcasting between ranks, small configs."""
+
+import jax
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+import pytest
+from ml_collections import ConfigDict
+
+from adaptive_span_jax.config import Config
+from configs import base
+
+
+@pytest.fixture
+def x64():
+    """64-bit mode for one test."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """Nothing is read from or written to the user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def tiny_fields(**sections: dict) -> ConfigDict:
+    """The fields of a model that trains in seconds; sizes are distinct primes where they can be."""
+    config = base.get_config()
+    config.model.update(layers=3, width=22, heads=2, feedforward=29, dropout=0.0)
+    config.span.update(limit=37, ramp=5, penalty=1e-4)
+    config.train.update(batch_size=2, segment=13, steps=6, warmup_steps=3)
+    config.data.source = "stdlib"
+    config.data.max_bytes = 20_000
+    config.evaluate.update(streams=2, every_steps=1000)
+    config.checkpoint.every_steps = 1000
+    for section, fields in sections.items():
+        config[section].update(fields)
+    return config
+
+
+def tiny_config(**sections: dict) -> Config:
+    """`tiny_fields`, checked."""
+    return Config.from_dict(tiny_fields(**sections).to_dict())

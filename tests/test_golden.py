@@ -1,0 +1,24 @@
+"""Golden runs of the published code, replayed through the production code in float64."""
+
+from pathlib import Path
+
+import pytest
+
+from adaptive_span_jax.config import ATTENTION_PATHS
+from tests.golden.replay import TOLERANCE, main, replay
+
+FILES = sorted(Path(__file__).parent.glob("golden/*.npz"))
+
+
+@pytest.mark.parametrize("attention", ATTENTION_PATHS)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_replay(path: Path, attention: str, x64):
+    errors = replay(path, attention)
+    assert len(errors) > 50
+    assert {name: error for name, error in errors.items() if not error <= TOLERANCE} == {}
+
+
+def test_replay_needs_a_file(capsys):
+    assert main([]) == 2
+    assert main(["nowhere.npz"]) == 2
+    assert "nowhere.npz: no such file" in capsys.readouterr().out
