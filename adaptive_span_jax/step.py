@@ -59,13 +59,11 @@ def make_train_step(
         metrics = Metrics(nats, penalty_nats, schedule(state.step), prediction.z_LH)
         return TrainState(state.step + 1, params, opt_state, prediction.memory), metrics
 
-    # Placing the new state exactly like the old one is what keeps the second step from compiling again.
-    placement = jax.tree.map(lambda leaf: leaf.sharding, state)
-    return jax.jit(train_step, donate_argnums=0, out_shardings=(placement, None))
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(_placement(state), None))
 
 
-def make_forget() -> Callable[[TrainState], TrainState]:
-    """The compiled reset of the memory, for when all streams start anew.
+def make_forget(state: TrainState) -> Callable[[TrainState], TrainState]:
+    """The compiled reset of the memory, for when all streams start anew, for states placed like `state`.
 
     It is a function of its own because a step that may or may not forget would rewrite the whole memory every time.
     """
@@ -73,7 +71,7 @@ def make_forget() -> Callable[[TrainState], TrainState]:
     def forget(state: TrainState) -> TrainState:
         return dataclasses.replace(state, memory=jax.tree.map(jnp.zeros_like, state.memory))
 
-    return jax.jit(forget, donate_argnums=0)
+    return jax.jit(forget, donate_argnums=0, out_shardings=_placement(state))
 
 
 def make_eval_step(config: Config, mesh: Mesh) -> EvalStep:
@@ -88,3 +86,8 @@ def make_eval_step(config: Config, mesh: Mesh) -> EvalStep:
         return prediction.memory, (jnp.where(segment.scored_BT, nats_BT, 0).sum(), prediction.z_LH)
 
     return jax.jit(eval_step, donate_argnums=1)
+
+
+def _placement(state: TrainState) -> TrainState:
+    """Where a state's arrays lie. Placing every new state exactly like the first keeps steps from compiling again."""
+    return jax.tree.map(lambda leaf: leaf.sharding, state)

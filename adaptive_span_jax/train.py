@@ -56,7 +56,7 @@ def train(config: Config, directory: Path, command: str) -> int:
 
         train_step = step.make_train_step(config, optimizer, state, mesh)
         eval_step = step.make_eval_step(config, mesh)
-        forget = step.make_forget()
+        forget = step.make_forget(state)
         log = MetricsLog(directory, resumed_at=saved.step)
         window, recent = Window(), deque[float](maxlen=50)
         started, position, running = time.perf_counter(), saved.position, None

@@ -13,4 +13,4 @@ fi
 ruff format --check .
 ruff check .
 pyrefly check
-python -m pytest "${markers[@]}" "$@"
+python -m pytest --numprocesses auto "${markers[@]}" "$@"

@@ -1,5 +1,6 @@
 """Strict settings for every test: 8 CPU devices, no silent broadcasting between ranks, small configs."""
 
+# ruff: noqa: E402
 import jax
 
 jax.config.update("jax_num_cpu_devices", 8)

@@ -26,7 +26,7 @@ def epoch(streams: Streams, position: Position) -> tuple[list[np.ndarray], list[
 def test_every_target_of_an_epoch_exactly_once(drawn):
     length, rows, segment = drawn
     if length // rows < 2 * segment:
-        with pytest.raises(UserError, match="config.train.segment"):
+        with pytest.raises(UserError, match=r"config\.train\.segment"):
             Streams(np.arange(length), rows, segment, seed=1)
         return
     streams = Streams(np.arange(length), rows, segment, seed=1)

@@ -1,0 +1,97 @@
+"""Every config builds, is valid, and has the published number of parameters."""
+
+import importlib
+from pathlib import Path
+
+import jax
+import pytest
+
+from adaptive_span_jax import model
+from adaptive_span_jax.config import Config, differences
+from adaptive_span_jax.corpus import PUBLISHED_VOCABULARY_SIZES
+from adaptive_span_jax.errors import UserError
+from tests.conftest import tiny_fields
+
+NAMES = sorted(path.stem for path in (Path(__file__).parents[1] / "configs").glob("*.py"))
+
+PARAMETERS = {
+    "enwik8": 38_538_541,
+    "enwik8_large": 208_910_221,
+    "enwik8_small": 6_480_621,
+    "text8": 38_357_116,
+    "text8_large": 208_638_172,
+}
+
+
+def load(name: str, *arguments: str) -> Config:
+    return Config.from_dict(importlib.import_module(f"configs.{name}").get_config(*arguments).to_dict())
+
+
+def parameters(config: Config) -> int:
+    vocabulary = PUBLISHED_VOCABULARY_SIZES[config.data.source]
+    return model.parameter_count(jax.eval_shape(lambda: model.init(config, vocabulary, jax.random.key(0))))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_config_is_valid(name):
+    load(name)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_published_parameter_counts(name):
+    assert parameters(load(name)) == PARAMETERS[name]
+
+
+def test_kinds_of_span_differ_by_what_they_learn():
+    fixed, adaptive, dynamic = (parameters(load(f"text8_{kind}", "2048")) for kind in ("fixed", "adaptive", "dynamic"))
+    assert adaptive - fixed == 12 * 8
+    assert dynamic - fixed == 12 * 8 * (512 + 1)
+
+
+def test_span_is_the_configs_argument():
+    for name in ("text8_fixed", "text8_adaptive", "text8_dynamic"):
+        assert load(name, "256").span.limit == 256
+        assert load(name, "256").span.kind == name.removeprefix("text8_")
+
+
+def test_published_settings():
+    base = load("enwik8")
+    assert (base.train.batch_size, base.train.segment, base.train.warmup_steps) == (64, 512, 32_000)
+    assert (base.train.learning_rate, base.train.clip, base.span.ramp) == (0.07, 0.03, 32)
+    large = load("text8_large")
+    assert (large.train.steps, large.train.cooldown_start, large.model.dropout) == (270_000, 250_000, 0.4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.train.__setattr__("speed", 3), r"config\.train\.speed is not a known field; config\.train has"),
+        (lambda c: c.train.__delattr__("steps"), r"config\.train\.steps is missing"),
+        (lambda c: c.model.__setattr__("heads", 3), r"config\.model\.width is 22; it must be a multiple"),
+        (lambda c: c.span.__setattr__("kind", "wide"), r"config\.span\.kind is 'wide'; it must be one of fixed"),
+        (lambda c: c.data.__setattr__("splits", (0.5, 0.1, 0.1)), r"config\.data\.splits is .* sum of 1"),
+        (lambda c: c.__setattr__("seed", -1), r"config\.seed is -1"),
+    ],
+)
+def test_wrong_fields_are_named(change, message):
+    fields = tiny_fields()
+    fields.unlock()
+    change(fields)
+    with pytest.raises(UserError, match=message):
+        Config.from_dict(fields.to_dict())
+
+
+def test_wrong_types_are_named():
+    fields = tiny_fields().to_dict()
+    fields["train"]["steps"] = 2.5
+    with pytest.raises(UserError, match=r"config\.train\.steps is 2\.5, a float; it must be a int"):
+        Config.from_dict(fields)
+    fields["train"]["steps"] = True
+    with pytest.raises(UserError, match=r"config\.train\.steps is True, a bool"):
+        Config.from_dict(fields)
+
+
+def test_differences_name_the_fields():
+    old, new = tiny_fields().to_dict(), tiny_fields(train={"steps": 7}).to_dict()
+    assert differences(old, new) == ["config.train.steps: 6 → 7"]
+    assert differences(old, old) == []

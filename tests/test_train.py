@@ -1,0 +1,197 @@
+"""The whole run: training, resuming, evaluating, being interrupted, and what is left behind."""
+
+import dataclasses
+import json
+import os
+import signal
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from adaptive_span_jax import corpus, evaluate, sharding, step, train
+from adaptive_span_jax.checkpoint import Checkpoints
+from adaptive_span_jax.errors import UserError
+from adaptive_span_jax.optimizer import make_optimizer
+from adaptive_span_jax.segments import Position, Streams
+from adaptive_span_jax.train_state import abstract_state, create_state
+from tests.conftest import tiny_config
+
+VOCABULARY = 13
+TEXT = np.random.default_rng(2).integers(0, VOCABULARY, 700).astype(np.uint8)
+
+
+MAKE_MESH = sharding.make_mesh
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+    """Runs of two streams, on the first device only."""
+    monkeypatch.setattr(sharding, "make_mesh", lambda: MAKE_MESH(jax.devices()[:1]))
+
+
+def run_steps(config, mesh, count):
+    """Losses, spans and the state after some steps."""
+    optimizer = make_optimizer(config.train)
+    state = create_state(config, VOCABULARY, optimizer, mesh)
+    train_step, forget = step.make_train_step(config, optimizer, state, mesh), step.make_forget(state)
+    streams = Streams(TEXT, config.train.batch_size, config.train.segment, config.seed)
+    position, nats = Position(), []
+    for _ in range(count):
+        if position.fresh:
+            state = forget(state)
+        segment, position = streams.take(position)
+        state, metrics = train_step(state, sharding.place_segment(mesh, segment))
+        nats.append(float(metrics.nats))
+    assert train_step._cache_size() == 1, "compiled more than once"
+    return np.array(nats), np.asarray(metrics.z_LH), state
+
+
+@pytest.mark.parametrize("kind", ["fixed", "adaptive", "dynamic"])
+def test_eight_devices_train_like_one(kind):
+    config = tiny_config(
+        span={"kind": kind}, model={"dropout": 0.3}, train={"batch_size": 8, "segment": 13, "warmup_steps": 3}
+    )
+    one = run_steps(config, sharding.make_mesh(), 12)
+    eight = run_steps(config, MAKE_MESH(), 12)
+    assert_allclose(eight[0], one[0], rtol=1e-5)
+    assert_allclose(eight[1], one[1], rtol=1e-4, atol=1e-4)
+
+
+def test_dynamic_spans_move():
+    config = tiny_config(
+        span={"kind": "dynamic", "penalty": 1e-3}, train={"batch_size": 2, "warmup_steps": 1, "steps": 20}
+    )
+    nats, z_LH, _ = run_steps(config, sharding.make_mesh(), 20)
+    initial = config.span.limit / (1 + np.exp(4))
+    assert np.abs(z_LH - initial).max() > 0.5
+    assert nats[-3:].mean() < nats[:3].mean()
+
+
+def test_bfloat16_trains_like_float32():
+    exact, _, _ = run_steps(tiny_config(), sharding.make_mesh(), 12)
+    rough, _, state = run_steps(tiny_config(model={"compute_dtype": "bfloat16"}), sharding.make_mesh(), 12)
+    # Losses of about 2.6 nats; roundings of 0.4 % in the activations end as some hundredths.
+    assert_allclose(rough, exact, atol=0.06)
+    assert {leaf.dtype for leaf in jax.tree.leaves((state.params, state.opt_state[0]))} == {np.dtype("float32")}
+
+
+def test_resumed_training_is_the_same_training(tmp_path):
+    """Bit for bit, with dropout, warm-up and a new epoch on the way."""
+    fields = {"model": {"dropout": 0.2}, "data": {"max_bytes": 1500}}
+    whole, parts = tiny_config(train={"steps": 60}, **fields), tiny_config(train={"steps": 23}, **fields)
+    assert train.train(whole, tmp_path / "whole", "command") == 0
+    assert train.train(parts, tmp_path / "parts", "command") == 0
+    assert train.train(whole, tmp_path / "parts", "command") == 0
+
+    def last(name):
+        checkpoints = Checkpoints(tmp_path / name / "checkpoints", 2)
+        saved = checkpoints.describe(60)
+        abstract = abstract_state(
+            whole, len(corpus.load(whole.data).vocabulary), make_optimizer(whole.train), sharding.make_mesh()
+        )
+        state = checkpoints.restore(60, abstract)
+        checkpoints.close()
+        return saved, state
+
+    (one, state), (two, resumed) = last("whole"), last("parts")
+    assert one.position.epoch > 0
+    assert one.position == two.position
+    jax.tree.map(assert_array_equal, state, resumed)
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "parts")]
+    assert results[0]["test_bits"] == results[1]["test_bits"]
+
+
+def test_workdir_holds_what_is_promised(tmp_path, capsys):
+    config = tiny_config(train={"steps": 20}, log={"every_steps": 5}, evaluate={"every_steps": 10})
+    assert train.train(config, tmp_path, "python main.py") == 0
+    printed = capsys.readouterr().out
+    for expected in (
+        "parameters",
+        "fingerprint",
+        "order-2 entropy",
+        "step 10/20",
+        "bits per byte",
+        "dev bits per byte",
+    ):
+        assert expected in printed
+    assert json.loads((tmp_path / "config.json").read_text()) == json.loads(config.to_json())
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "train_bits" in line] == [5, 10, 15]
+    assert [line["step"] for line in lines if "dev_bits" in line] == [10, 20]
+    assert list((tmp_path / "tensorboard").iterdir())
+    assert (tmp_path / "spans.png").stat().st_size > 1000
+    result = json.loads((tmp_path / "result.json").read_text())
+    for name in ("dev_bits", "test_bits", "order2_bits", "average_span", "longest_span", "steps", "seconds"):
+        assert isinstance(result[name], int | float)
+
+    assert train.train(config, tmp_path, "python main.py") == 0
+    assert "This run is complete" in capsys.readouterr().out
+
+    assert evaluate.evaluate(config, tmp_path, "python main.py") == 0
+    found = json.loads((tmp_path / "evaluation.json").read_text())
+    assert_allclose(found["dev_exact"]["bits"], result["dev_bits"], rtol=1e-6)
+    assert found["dev_exact"]["tokens"] == 999
+    assert_allclose(found["dev_exact"]["bits"], found["dev_published"]["bits"], rtol=0.05)
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path, capsys):
+    config = tiny_config(train={"steps": 100_000})
+
+    def interrupt_when_running():
+        while "step" not in capsys.readouterr().out:
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    log_often = dataclasses.replace(config, log=dataclasses.replace(config.log, every_steps=10))
+    thread = threading.Thread(target=interrupt_when_running)
+    thread.start()
+    code = train.train(log_often, tmp_path, "python main.py --workdir=here")
+    thread.join()
+    assert code == 130
+    assert "to go on: python main.py --workdir=here" in capsys.readouterr().out
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 2)
+    reached = checkpoints.latest_step
+    checkpoints.close()
+    assert reached
+    finish = dataclasses.replace(log_often, train=dataclasses.replace(config.train, steps=reached + 3))
+    assert train.train(finish, tmp_path, "command") == 0
+    printed = capsys.readouterr().out
+    assert f"from step {reached:,}" in printed
+    assert "changed since the checkpoint: config.train.steps" in printed
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_kept(tmp_path):
+    assert train.train(tiny_config(train={"steps": 2}), tmp_path, "command") == 0
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=r"config\.model\.width: 22 → 24"):
+        train.train(tiny_config(model={"width": 24}), tmp_path, "command")
+    with pytest.raises(UserError, match=r"config\.data\.max_bytes"):
+        train.train(tiny_config(data={"max_bytes": 21_000}), tmp_path, "command")
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+
+
+def test_a_full_disk_is_noticed_before_training(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    with pytest.raises(UserError, match=r"1000 B free, but 4 checkpoints .* need"):
+        train.train(tiny_config(), tmp_path, "command")
+
+
+def test_an_unwritable_workdir_is_named(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match=r"file/run cannot be written"):
+        train.train(tiny_config(), tmp_path / "file" / "run", "command")
+
+
+def test_batch_that_devices_cannot_share(tmp_path, monkeypatch):
+    monkeypatch.setattr(sharding, "make_mesh", MAKE_MESH)
+    with pytest.raises(UserError, match=r"config.train.batch_size is 12, which 8 devices cannot share"):
+        train.train(tiny_config(train={"batch_size": 12}), tmp_path, "command")
+
+
+def test_evaluate_needs_a_checkpoint(tmp_path):
+    with pytest.raises(UserError, match="train first"):
+        evaluate.evaluate(tiny_config(), tmp_path, "command")
