@@ -35,8 +35,8 @@ def attend(
 ) -> jax.Array:
     """Each head's weighted average of the values it sees: output_BTHK.
 
-    `z_BTH` may have size 1 in B and T. `filled` is the number of memory positions that hold real states; when it is given,
-    the empty ones are not attended to. Memory takes no gradient; the projections of it do, as published.
+    `z_BTH` may have size 1 in B and T. `filled` is the number of memory positions that hold real states; when it is
+    given, the empty ones are not attended to. Memory takes no gradient; the projections of it do, as published.
     """
     limit, head_width = positions_SK.shape
     streams, length, heads, _ = query_BTHK.shape
@@ -70,8 +70,9 @@ def attend(
 def masked_softmax(score: jax.Array, mask: jax.Array) -> jax.Array:
     """m·exp(s) / Σ m·exp(s) over the last axis; all zeros where the mask is.
 
-    The published code adds 1e-8 to the sum. That leaks a gradient of about 1e-8 into scores beyond the span, which Adagrad
-    then scales up to full steps, and it cannot be had without computing masked-out scores: it is left out here.
+    The published code adds 1e-8 to the sum. That leaks a gradient of about 1e-8 into scores beyond the span, which
+    Adagrad then scales up to full steps, and it cannot be had without computing masked-out scores: it is left out
+    here.
     """
     score, mask = jnp.broadcast_arrays(score, mask)
     # The largest score is taken inside the span, so that a huge one outside cannot make the whole sum vanish …

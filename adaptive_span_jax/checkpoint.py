@@ -1,8 +1,8 @@
 """Orbax checkpoints: parameters, optimizer state, segment memory, and where in the text they stand.
 
-A checkpoint is a directory `checkpoints/<step>` with three trees of arrays, `params`, `optimizer` and `memory`, and a JSON
-file `_CHECKPOINT_METADATA` whose `custom_metadata` holds the position in the text, the data's fingerprint and the config.
-Any orbax, and for the arrays any TensorStore (OCDBT of zarr), can read it without this package.
+A checkpoint is a directory `checkpoints/<step>` with three trees of arrays, `params`, `optimizer` and `memory`, and a
+JSON file `_CHECKPOINT_METADATA` whose `custom_metadata` holds the position in the text, the data's fingerprint and the
+config. Any orbax, and for the arrays any TensorStore (OCDBT of zarr), can read it without this package.
 """
 
 import contextlib
@@ -44,9 +44,10 @@ class Checkpoints:
             keep_checkpoints_without_metrics=False,
         )
         self._directory = directory
+        policy: Any = policies.AnyPreservationPolicy([policies.LatestN(keep), best])
         self._checkpointer = ocp.training.Checkpointer(
-            directory.absolute(),
-            preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
+            str(directory.absolute()),
+            preservation_policy=policy,
             cleanup_tmp_directories=True,
         )
         self._pending: Any = None
@@ -59,8 +60,8 @@ class Checkpoints:
 
     def describe(self, step: int) -> Saved:
         """What was written beside the arrays of a checkpoint."""
-        found = dict(self._checkpointer.checkpointables_metadata(step).custom_metadata)
-        return Saved(step, Position(**found.pop("position")), **found)
+        found: Any = self._checkpointer.checkpointables_metadata(step).custom_metadata
+        return Saved(**found | {"step": step, "position": Position(**found["position"])})
 
     def save(self, state: TrainState, about: Saved, dev_bits: float | None = None) -> None:
         """Starts saving; the state may be given away at once. A failure shows at the next `save` or `wait`."""
@@ -68,10 +69,10 @@ class Checkpoints:
         step = about.step
         if self.latest_step == step:
             return
-        json_fields = dataclasses.asdict(about) | {"position": about.position._asdict()}
+        json_fields: Any = dataclasses.asdict(about) | {"position": about.position._asdict()}
         del json_fields["step"]
         arrays = {"params": state.params, "optimizer": state.opt_state, "memory": state.memory}
-        metrics = None if dev_bits is None else {"dev_bits": dev_bits}
+        metrics: Any = None if dev_bits is None else {"dev_bits": dev_bits}
         with self._failure(step):
             self._pending = self._checkpointer.save_checkpointables_async(
                 step, arrays, metrics=metrics, custom_metadata=json_fields

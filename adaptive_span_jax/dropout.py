@@ -32,7 +32,7 @@ class Dropout:
         return cls(rate, jnp.uint32(0)).at(seed).at(step)
 
     def at(self, index: jax.Array | int) -> "Dropout":
-        """The dropout of one part (a layer, a place within it) or, given an array of indices, of each of its elements."""
+        """The dropout of one part (a layer, a place in it) or, given an array of indices, of each of its elements."""
         return Dropout(self.rate, _fold(self.word, jnp.asarray(index)))
 
     def scale(self) -> jax.Array:

@@ -32,7 +32,7 @@ def evaluate(config: Config, directory: Path, command: str) -> int:
 
     eval_step = step.make_eval_step(config, mesh)
     found: dict[str, Any] = {"step": saved.step, "unit": corpus.unit}
-    rows = {}
+    rows, average = {}, 0.0
     for split, ids in (("dev", corpus.dev), ("test", corpus.test)):
         for protocol in PROTOCOLS:
             started = time.perf_counter()

@@ -4,11 +4,12 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 
-def nats_BT(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
+def nats_BT(logits_BTV: jax.Array, targets_BT: ArrayLike) -> jax.Array:
     """The negative log-likelihood of every target, in nats."""
-    target_logit_BT1 = jnp.take_along_axis(logits_BTV, targets_BT[..., None], axis=-1)
+    target_logit_BT1 = jnp.take_along_axis(logits_BTV, jnp.asarray(targets_BT)[..., None], axis=-1)
     return jax.nn.logsumexp(logits_BTV, axis=-1) - target_logit_BT1[..., 0]
 
 

@@ -1,8 +1,8 @@
 """The Transformer: token ids and memory in, log-odds of the next token and memory out.
 
-Outside this file parameters are a plain nested dict. Layers are stacked along a leading axis, so that one layer body, scanned,
-serves all: compile time does not grow with depth, and checkpoints need no framework to read. Flax modules are put together
-from the dict while tracing (`nnx.merge`) and never leave the file.
+Outside this file parameters are a plain nested dict. Layers are stacked along a leading axis, so that one layer body,
+scanned, serves all: compile time does not grow with depth, and checkpoints need no framework to read. Flax modules are
+put together from the dict while tracing (`nnx.merge`) and never leave the file.
 
     embedding_VD                       input embedding, N(0, 1), not scaled
     positions_SK                       row x − 1 is p_x; one table for all heads and layers, N(0, 1)
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.dropout import Dropout
@@ -73,12 +73,13 @@ def init_memory(config: Config, streams: int) -> Memory:
 
 
 def apply(
-    config: Config, params: Params, tokens_BT: jax.Array, memory: Memory, dropout: Dropout | None = None
+    config: Config, params: Params, tokens_BT: ArrayLike, memory: Memory, dropout: Dropout | None = None
 ) -> Prediction:
     """Reads one segment of every stream; without `dropout` nothing is dropped."""
     dtype = jnp.dtype(config.model.compute_dtype)
     layer_graph = nnx.graphdef(nnx.eval_shape(lambda: _layer(config, nnx.Rngs(0))))
     filled = memory.filled if config.model.mask_empty_memory else None
+    tokens_BT = jnp.asarray(tokens_BT)
     limit, segment = config.span.limit, tokens_BT.shape[1]
     hidden_BTD = params["embedding_VD"][tokens_BT].astype(dtype)
 

@@ -2,15 +2,17 @@
 
     G ← G + g²        step = −lr · c · g / (√G + ε)        c = min(1, clip / (‖g‖ + ε))        ε = 1e-10, G starts at 0
 
-Clipping thus scales the step, not what is accumulated: `optax.chain(clip, adagrad)` is a different optimizer, and so are
-optax's defaults (G starts at 0.1, ε inside the root).
+Clipping thus scales the step, not what is accumulated: `optax.chain(clip, adagrad)` is a different optimizer, and so
+are optax's defaults (G starts at 0.1, ε inside the root).
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from adaptive_span_jax.config import TrainConfig
 from adaptive_span_jax.model import LAYERS
@@ -29,14 +31,14 @@ def make_optimizer(train: TrainConfig) -> optax.GradientTransformation:
     return optax.chain(scale_by_clipped_adagrad(train.clip), optax.scale_by_learning_rate(make_schedule(train)))
 
 
-def make_schedule(train: TrainConfig) -> optax.Schedule:
+def make_schedule(train: TrainConfig) -> Callable[[ArrayLike], jax.Array]:
     """Update n (from 0) uses lr · min(1, (n + 1) / warm-up), and a tenth of lr from `cooldown_start` on."""
 
-    def learning_rate(update: jax.Array) -> jax.Array:
+    def learning_rate(update: ArrayLike) -> jax.Array:
         progress = (jnp.asarray(update, float) + 1) / max(train.warmup_steps, 1)
         rate = train.learning_rate * jnp.minimum(progress, 1)
         if train.cooldown_start:
-            rate = jnp.where(update < train.cooldown_start, rate, rate / 10)
+            rate = jnp.where(jnp.asarray(update) < train.cooldown_start, rate, rate / 10)
         return rate
 
     return learning_rate
@@ -49,7 +51,7 @@ def scale_by_clipped_adagrad(clip: float) -> optax.GradientTransformation:
         return AdagradState(jax.tree.map(jnp.zeros_like, params))
 
     def update(
-        gradients: optax.Updates, state: AdagradState, params: optax.Params | None = None
+        gradients: optax.Updates, state: Any, params: optax.Params | None = None
     ) -> tuple[optax.Updates, AdagradState]:
         del params
         squares = jax.tree.map(lambda total, g: total + jnp.square(g), state.sum_of_squares, gradients)

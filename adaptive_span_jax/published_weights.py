@@ -1,7 +1,7 @@
 """The published code's names and layouts of weights ↔ our parameter tree. Pure numpy renaming and reshaping.
 
-Published linear weights are [out, in]; ours are [in, …out]. Published positions are [1, K, S] with distance 1 in the last
-column; ours are [S, K] with distance 1 first.
+Published linear weights are [out, in]; ours are [in, …out]. Published positions are [1, K, S] with distance 1 in the
+last column; ours are [S, K] with distance 1 first.
 """
 
 from collections.abc import Mapping

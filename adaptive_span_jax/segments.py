@@ -1,4 +1,4 @@
-"""Token ids → parallel streams → segments. Where training stands in the text is a value, not the state of an iterator."""
+"""Token ids → parallel streams → segments. Where training stands in the text is a value, not an iterator's state."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class ScoredSegment(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where every stream stands: `cursor` tokens into it. `fresh`: an epoch starts here, the memory is to be emptied."""
+    """Where every stream stands: `cursor` tokens into it. `fresh`: an epoch starts here, with empty memory."""
 
     epoch: int = 0
     cursor: int = 0
@@ -73,7 +73,7 @@ class Streams:
 
 
 def whole_segments(ids: np.ndarray, streams: int, segment: int) -> Iterator[ScoredSegment]:
-    """The published evaluation: equal streams, whole segments only; what is left at the end of a stream is not scored."""
+    """The published evaluation: equal streams, whole segments only; the rest of each stream is not scored."""
     length = ids.size // streams
     rows = ids[: streams * length].reshape(streams, length).astype(np.int32)
     for start in range(0, length - segment, segment):

@@ -32,8 +32,9 @@ def _clip_to_unit(x: jax.Array) -> jax.Array:
 
 @_clip_to_unit.defjvp
 def _clip_to_unit_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    # The derivative is 1 on the closed interval. At both ends jnp.clip answers 0.5 and lax.clamp 0; published spans were
-    # trained with 1, and most heads sit exactly at z = 0, where distances 1 and R + 1 are such ends, for most of training.
+    # The derivative is 1 on the closed interval. At both ends jnp.clip answers 0.5 and lax.clamp 0; published spans
+    # were trained with 1, and most heads sit exactly at z = 0, where distances 1 and R + 1 are such ends, for most of
+    # training.
     (x,), (x_dot,) = primals, tangents
     return _clip_to_unit(x), jnp.where((x >= 0) & (x <= 1), x_dot, 0)
 

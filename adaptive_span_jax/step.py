@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +55,7 @@ def make_train_step(
         with sharding.on_mesh(mesh):
             gradients, (prediction, nats, penalty_nats) = gradient(state.params, segment, state.memory, dropout)
         updates, opt_state = optimizer.update(gradients, state.opt_state)
-        params = span.project(optax.apply_updates(state.params, updates))
+        params: Any = span.project(optax.apply_updates(state.params, updates))
         metrics = Metrics(nats, penalty_nats, schedule(state.step), prediction.z_LH)
         return TrainState(state.step + 1, params, opt_state, prediction.memory), metrics
 

@@ -5,7 +5,6 @@ import time
 from collections import deque
 from pathlib import Path
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -137,10 +136,11 @@ def _describe(config: Config, corpus: Corpus, window: Window, recent: deque[floa
     z_LH = np.asarray(metrics.z_LH)
     bits = loss.bits(sum(recent) / len(recent))
     tokens = config.train.batch_size * config.train.segment / window.seconds_per_step
-    ramp, limit = config.span.ramp, config.span.limit
+    average = span.average_span(z_LH, config.span.ramp, config.span.limit)
+    longest = span.longest_span(z_LH, config.span.ramp, config.span.limit)
     return (
         f"{bits:.3f} bits per {corpus.unit}  {tokens:,.0f} tokens/s  "
-        f"span {span.average_span(z_LH, ramp, limit):.0f} on average, {span.longest_span(z_LH, ramp, limit):.0f} longest"
+        f"span {average:.0f} on average, {longest:.0f} longest"
     )
 
 

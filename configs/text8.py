@@ -2,8 +2,8 @@
 
     python main.py --config=configs/text8.py
 
-Published: 1.05 dev / 1.11 test bits per character, average span 314, 38,357,116 parameters, 900,000 steps; about 550 ms a
-step on 8 V100s.
+Published: 1.05 dev / 1.11 test bits per character, average span 314, 38,357,116 parameters, 900,000 steps; about 550 ms
+a step on 8 V100s.
 """
 
 from ml_collections import ConfigDict

@@ -2,8 +2,8 @@
 
     python main.py --config=configs/text8_large.py
 
-Published: 1.01 dev / 1.07 test bits per character, average span 245, 208,638,172 parameters, 250,000 steps and 20,000 more
-at a tenth of the learning rate; about 1.2 s a step on 8 V100s near the end.
+Published: 1.01 dev / 1.07 test bits per character, average span 245, 208,638,172 parameters, 250,000 steps and 20,000
+more at a tenth of the learning rate; about 1.2 s a step on 8 V100s near the end.
 """
 
 from ml_collections import ConfigDict

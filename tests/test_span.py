@@ -1,5 +1,7 @@
 """The mask, its derivative at the ends, and the three kinds of span, against the formulas of the paper."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,7 +51,7 @@ def test_average_and_longest_span():
     assert span.longest_span(z_LH, 8, 100) == 100
 
 
-def make(kind: str):
+def make(kind: str) -> Any:
     return span.make_span(SpanConfig(kind, limit=50, ramp=8, penalty=0.1), width=6, heads=3)
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from typing import Any
 
 import jax
 import numpy as np
@@ -37,7 +38,8 @@ def run_steps(config, mesh, count):
     """Losses, spans and the state after some steps."""
     optimizer = make_optimizer(config.train)
     state = create_state(config, VOCABULARY, optimizer, mesh)
-    train_step, forget = step.make_train_step(config, optimizer, state, mesh), step.make_forget(state)
+    train_step: Any = step.make_train_step(config, optimizer, state, mesh)
+    forget = step.make_forget(state)
     streams = Streams(TEXT, config.train.batch_size, config.train.segment, config.seed)
     position, nats = Position(), []
     for _ in range(count):
