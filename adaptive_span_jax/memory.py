@@ -1,8 +1,8 @@
 """Segment memory: the last S inputs of every layer, carried from one segment to the next without gradient.
 
-It is a ring. A step writes its segment over the oldest one, in place, and moves nothing else; at S = 8192 shifting
-would cost more than a layer's attention. The ring holds a whole number of segments, so a segment never wraps around,
-and its first rows stand again behind its last, so that any block of up to MIRRORED rows can be read as one slice:
+It is a ring. A step writes its segment over the oldest one, in place, and moves nothing else; shifting all of S = 8192
+took 4 % of a step, and a second copy of the memory. The ring holds a whole number of segments, so a segment never wraps
+around, and its first rows stand again behind its last, so that any block of up to MIRRORED rows is one slice:
 
     ring  [ segment 4 ][ segment 1 ][ segment 2 ][ segment 3 ][ segment 4 ]
                        ↑ end: the next segment goes here       └ mirror ┘
