@@ -1,10 +1,15 @@
 """Strict settings for every test: 8 CPU devices, no silent broadcasting between ranks, small configs."""
 
 # ruff: noqa: E402
+from pathlib import Path
+
 import jax
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Many tests compile the same small programs, in several processes.
+jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 import pytest
 from ml_collections import ConfigDict

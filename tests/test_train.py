@@ -52,7 +52,9 @@ def run_steps(config, mesh, count):
     return np.array(nats), np.asarray(metrics.z_LH), state
 
 
-@pytest.mark.parametrize("kind", ["fixed", "adaptive", "dynamic"])
+@pytest.mark.parametrize(
+    "kind", ["adaptive", pytest.param("fixed", marks=pytest.mark.slow), pytest.param("dynamic", marks=pytest.mark.slow)]
+)
 def test_eight_devices_train_like_one(kind):
     config = tiny_config(
         span={"kind": kind}, model={"dropout": 0.3}, train={"batch_size": 8, "segment": 13, "warmup_steps": 3}

@@ -79,13 +79,14 @@ def main(arguments: list[str]) -> int:
     if not arguments:
         print(__doc__)
         return 2
-    jax.config.update("jax_enable_x64", True)
-    worst = 0.0
-    for argument in arguments:
-        path = Path(argument)
+    paths = [Path(argument) for argument in arguments]
+    for path in paths:
         if not path.is_file():
             print(f"{path}: no such file; name a golden .npz file, e.g. tests/golden/adaptive_tiny.npz")
             return 2
+    jax.config.update("jax_enable_x64", True)
+    worst = 0.0
+    for path in paths:
         for attention in ATTENTION_PATHS:
             print(f"{path}, {attention} attention")
             for name, error in replay(path, attention).items():
