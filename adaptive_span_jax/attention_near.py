@@ -5,80 +5,125 @@ Queries stand in N chunks of C, and each chunk sees one window of keys, the W be
     keys     [ W from memory ][ chunk 0 ][ chunk 1 ][ chunk 2 ]
     chunk 0  └─────── window 0 ─────────┘
     chunk 1                   └────── window 1 ─────┘              (W = C whenever there is more than one chunk)
+
+Of its window query c sees the W keys c … c + W − 1. Scores are kept by distance, furthest first: a rectangle [C, W]
+with nothing in it that is not needed. Products with keys and values are by key, [C, W + C]; `_band` and `_unband` lead
+from one to the other, each one pass over the numbers laid out as one line:
+
+    by key   a b c . .        by distance   a b c        a b c . . . d e f . . . g h i       one step further
+             . d e f .    ↔                 d e f        └───────────┴───────────┴────       right in every row
+             . . g h i                      g h i
 """
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from adaptive_span_jax import position_table, tile
-from adaptive_span_jax.attention_inputs import MARGIN, NEAR, InputGradients, Inputs
+from adaptive_span_jax import position_table, softmax
+from adaptive_span_jax.attention_inputs import MARGIN, NEAR, Inputs
 
 
-def forward(inputs: Inputs, ramp: int) -> tile.Running:
-    """The softmax over all near keys: arrays [B, H, T, …]."""
-    near = _tile(inputs)
-    running = tile.accumulate(tile.start(near.z.dtype, near.query.shape), near, ramp)
-    return tile.Running(*(_join_chunks(array) for array in running))
+class Found(NamedTuple):
+    """The near part's share of the gradients."""
+
+    query_BHTK: jax.Array
+    key_BJHK: jax.Array
+    value_BJHK: jax.Array
+    table_WK: jax.Array  # of the distances W … 1
+    z_BHT1: jax.Array
 
 
-def backward(
-    inputs: Inputs, ramp: int, log_sum_BHT1: jax.Array, d_output_BHTK: jax.Array, d_dot_BHT1: jax.Array
-) -> InputGradients:
-    """The near part's share of every gradient."""
-    chunk = inputs.chunk
-    found = tile.gradients(
-        _tile(inputs), ramp, *(_split_chunks(array, chunk) for array in (log_sum_BHT1, d_output_BHTK, d_dot_BHT1))
-    )
-    context_BJD = _context(inputs)
-    compute = context_BJD.dtype
-    d_key_BHJK, d_value_BHJK = _unwindow(found.key).astype(compute), _unwindow(found.value).astype(compute)
-    furthest = NEAR + chunk - 1
-    return InputGradients(
-        query_BHTK=_join_chunks(found.query),
-        segment_BTD=jnp.einsum("BHTK,DHK->BTD", d_key_BHJK[:, :, NEAR:], inputs.key_DHK)
-        + jnp.einsum("BHTK,DHK->BTD", d_value_BHJK[:, :, NEAR:], inputs.value_DHK),
-        key_DHK=jnp.einsum("BJD,BHJK->DHK", context_BJD, d_key_BHJK),
-        value_DHK=jnp.einsum("BJD,BHJK->DHK", context_BJD, d_value_BHJK),
-        table_PK=position_table.add_rows(
-            jnp.zeros(inputs.table_PK.shape, found.table_YK.dtype), MARGIN, furthest, found.table_YK
-        ),
-        z_BHT1=_join_chunks(found.z),
-    )
-
-
-def _tile(inputs: Inputs) -> tile.Tile:
-    chunk = inputs.chunk
-    keys = NEAR + chunk
-    context_BJD = _context(inputs)
-    query = _split_chunks(inputs.query_BHTK, chunk)
-    chunks = query.shape[2]
-    distance = tile.distances(NEAR, chunk, keys)[None, None, None]
-    visible = (distance >= 1) & (distance <= min(NEAR, inputs.limit))
-    if inputs.filled is not None:
-        first = (jnp.arange(chunks) * chunk - NEAR)[None, None, :, None, None]
-        visible = visible & (first + jnp.arange(keys)[None, None, None, None, :] >= -inputs.filled)
-    dropout = inputs.dropout
-    if dropout is not None:
-        _, head, number, place, _ = jnp.ogrid[:1, : query.shape[1], :chunks, :chunk, :1]
-        dropout = dropout.at(inputs.stream_B[:, None, None, None, None]).at(head).at(number * chunk + place)
-    return tile.Tile(
-        query=query,
-        key=_window(jnp.einsum("BJD,DHK->BHJK", context_BJD, inputs.key_DHK), chunk, chunks),
-        value=_window(jnp.einsum("BJD,DHK->BHJK", context_BJD, inputs.value_DHK), chunk, chunks),
-        table_YK=position_table.rows(inputs.table_PK, MARGIN, NEAR + chunk - 1, chunk + keys),
-        distance=distance,
-        visible=visible,
-        z=_split_chunks(inputs.z_BHT1, chunk),
-        dropout=dropout,
-    )
-
-
-def _context(inputs: Inputs) -> jax.Array:
-    """The last W positions of memory, zeros where memory is shorter, and the segment."""
+def context(inputs: Inputs) -> jax.Array:
+    """What near keys are projected from: the last W positions of memory, zeros where it is shorter, and the segment."""
     kept = min(NEAR, inputs.limit)
     memory_BWD = inputs.memory.block(kept, kept).astype(inputs.segment_BTD.dtype)
     memory_BWD = jnp.pad(memory_BWD, [(0, 0), (NEAR - kept, 0), (0, 0)])
     return jnp.concatenate([memory_BWD, inputs.segment_BTD], axis=1)
+
+
+def forward(inputs: Inputs, ramp: int, key_BJHK: jax.Array, value_BJHK: jax.Array) -> tuple[softmax.Running, jax.Array]:
+    """The softmax over all near keys, and their scores_BHTW."""
+    query = _split_chunks(inputs.query_BHTK, inputs.chunk)
+    exact = inputs.z_BHT1.dtype
+    key, value = (_window(rows, inputs.chunk) for rows in (key_BJHK, value_BJHK))
+    content = jnp.einsum("BHNCK,BHNJK->BHNCJ", query, key, preferred_element_type=exact)
+    position = jnp.einsum("BHNCK,WK->BHNCW", query, _table(inputs), preferred_element_type=exact)
+    score = _band(content) + position
+
+    def weigh(kept: jax.Array) -> jax.Array:
+        by_key = _unband(kept.astype(value.dtype))
+        return jnp.einsum("BHNCJ,BHNJK->BHNCK", by_key, value, preferred_element_type=exact)
+
+    running = softmax.accumulate(softmax.start(exact, query.shape), score, _pairs(inputs), ramp, weigh)
+    return softmax.Running(*(_join_chunks(array) for array in running)), _join_chunks(score)
+
+
+def backward(
+    inputs: Inputs,
+    ramp: int,
+    key_BJHK: jax.Array,
+    value_BJHK: jax.Array,
+    score_BHTW: jax.Array,
+    log_sum_BHT1: jax.Array,
+    d_output_BHTK: jax.Array,
+    d_dot_BHT1: jax.Array,
+) -> Found:
+    """The near part's share of every gradient."""
+    chunk, compute = inputs.chunk, key_BJHK.dtype
+    query, score, log_sum, d_output, d_dot = (
+        _split_chunks(array, chunk)
+        for array in (inputs.query_BHTK, score_BHTW, log_sum_BHT1, d_output_BHTK.astype(compute), d_dot_BHT1)
+    )
+    key, value = (_window(rows, chunk) for rows in (key_BJHK, value_BJHK))
+    exact = score.dtype
+    d_weight = _band(jnp.einsum("BHNCK,BHNJK->BHNCJ", d_output, value, preferred_element_type=exact))
+    found = softmax.gradients(score, _pairs(inputs), ramp, log_sum, d_weight, d_dot)
+    by_distance = found.d_score.astype(compute)
+    by_key, kept = _unband(by_distance), _unband(found.kept.astype(compute))
+    d_query = jnp.einsum("BHNCJ,BHNJK->BHNCK", by_key, key, preferred_element_type=exact)
+    d_query += jnp.einsum("BHNCW,WK->BHNCK", by_distance, _table(inputs), preferred_element_type=exact)
+    return Found(
+        query_BHTK=_join_chunks(d_query),
+        key_BJHK=_unwindow(jnp.einsum("BHNCJ,BHNCK->BHNJK", by_key, query, preferred_element_type=exact)),
+        value_BJHK=_unwindow(jnp.einsum("BHNCJ,BHNCK->BHNJK", kept, d_output, preferred_element_type=exact)),
+        table_WK=jnp.einsum("BHNCW,BHNCK->BHWK", by_distance, query, preferred_element_type=exact).sum(axis=(0, 1)),
+        z_BHT1=_join_chunks(found.d_z),
+    )
+
+
+def _table(inputs: Inputs) -> jax.Array:
+    return position_table.rows(inputs.table_PK, MARGIN, NEAR, NEAR)
+
+
+def _pairs(inputs: Inputs) -> softmax.Pairs:
+    chunk, heads = inputs.chunk, inputs.query_BHTK.shape[1]
+    chunks = inputs.query_BHTK.shape[2] // chunk
+    _, head, number, place, _ = jnp.ogrid[:1, :heads, :chunks, :chunk, :1]
+    query = number * chunk + place
+    distance = jnp.arange(NEAR, 0, -1)[None, None, None, None, :]
+    visible = distance <= inputs.limit
+    if inputs.filled is not None:
+        visible = visible & (distance <= inputs.filled + query)
+    dropout = inputs.dropout
+    if dropout is not None:
+        dropout = dropout.at(inputs.stream_B[:, None, None, None, None]).at(head).at(query)
+    return softmax.Pairs(distance, visible, _split_chunks(inputs.z_BHT1, chunk), dropout)
+
+
+def _band(by_key: jax.Array) -> jax.Array:
+    """[…, C, W + C] by key → […, C, W] by distance."""
+    *outer, queries, keys = by_key.shape
+    flat = jnp.pad(by_key.reshape(*outer, queries * keys), [(0, 0)] * len(outer) + [(0, queries)])
+    return flat.reshape(*outer, queries, keys + 1)[..., : keys - queries]
+
+
+def _unband(by_distance: jax.Array) -> jax.Array:
+    """[…, C, W] by distance → […, C, W + C] by key, 0 elsewhere: the transpose of `_band`."""
+    *outer, queries, width = by_distance.shape
+    keys = width + queries
+    wide = jnp.pad(by_distance, [(0, 0)] * (len(outer) + 1) + [(0, queries + 1)])
+    return wide.reshape(*outer, queries * (keys + 1))[..., : queries * keys].reshape(*outer, queries, keys)
 
 
 def _split_chunks(array_BHTX: jax.Array, chunk: int) -> jax.Array:
@@ -91,9 +136,10 @@ def _join_chunks(array_BHNCX: jax.Array) -> jax.Array:
     return array_BHNCX.reshape(streams, heads, chunks * chunk, last)
 
 
-def _window(rows_BHJK: jax.Array, chunk: int, chunks: int) -> jax.Array:
-    """[B, H, W + N·C, K] → [B, H, N, W + C, K]."""
-    if chunks == 1:
+def _window(rows_BJHK: jax.Array, chunk: int) -> jax.Array:
+    """[B, W + N·C, H, K] → [B, H, N, W + C, K]."""
+    rows_BHJK = jnp.moveaxis(rows_BJHK, 1, 2)
+    if rows_BHJK.shape[2] == NEAR + chunk:
         return rows_BHJK[:, :, None]
     blocks = _split_chunks(rows_BHJK, chunk)
     return jnp.concatenate([blocks[:, :, :-1], blocks[:, :, 1:]], axis=3)
@@ -102,8 +148,8 @@ def _window(rows_BHJK: jax.Array, chunk: int, chunks: int) -> jax.Array:
 def _unwindow(windows_BHNJK: jax.Array) -> jax.Array:
     """The transpose of `_window`: adds up what the windows say of each row."""
     if windows_BHNJK.shape[2] == 1:
-        return windows_BHNJK[:, :, 0]
+        return jnp.moveaxis(windows_BHNJK[:, :, 0], 1, 2)
     before, within = jnp.split(windows_BHNJK, 2, axis=3)
     end, front = [(0, 0)] * 5, [(0, 0)] * 5
     end[2], front[2] = (0, 1), (1, 0)
-    return _join_chunks(jnp.pad(before, end) + jnp.pad(within, front))
+    return jnp.moveaxis(_join_chunks(jnp.pad(before, end) + jnp.pad(within, front)), 1, 2)

@@ -93,6 +93,25 @@ class SpanAttention(nnx.Module):
         return self.span.penalty(z_BTH)
 
 
+@jax.custom_vjp
+def _relu_and_drop(x: jax.Array, dropout: Dropout) -> jax.Array:
+    """ReLU, then dropout. The result alone tells what passes a gradient: nothing else is kept, no bit drawn again."""
+    return jax.nn.relu(x) * dropout.scale().astype(x.dtype)
+
+
+def _relu_and_drop_forward(x: jax.Array, dropout: Dropout) -> tuple[jax.Array, tuple[jax.Array, Dropout]]:
+    y = _relu_and_drop(x, dropout)
+    return y, (y, Dropout(dropout.rate, jnp.zeros((), jnp.uint32)))
+
+
+def _relu_and_drop_backward(saved: tuple[jax.Array, Dropout], d_y: jax.Array) -> tuple[jax.Array, None]:
+    y, dropout = saved
+    return jnp.where(y > 0, d_y * jnp.asarray(1 / (1 - dropout.rate), y.dtype), 0), None
+
+
+_relu_and_drop.defvjp(_relu_and_drop_forward, _relu_and_drop_backward)
+
+
 class FeedForward(nnx.Module):
     """Two linear maps with a ReLU and dropout between them."""
 
@@ -105,10 +124,12 @@ class FeedForward(nnx.Module):
     def __call__(self, hidden_BTD: jax.Array, dropout: Dropout | None = None) -> jax.Array:
         dtype = hidden_BTD.dtype
         inner_BTF = jnp.einsum("BTD,DF->BTF", hidden_BTD, self.expand_DF[...].astype(dtype))
-        inner_BTF = jax.nn.relu(inner_BTF + self.expand_bias_F[...].astype(dtype)[None, None, :])
-        if dropout is not None:
+        inner_BTF += self.expand_bias_F[...].astype(dtype)[None, None, :]
+        if dropout is None:
+            inner_BTF = jax.nn.relu(inner_BTF)
+        else:
             stream_B11, position_1T1, unit_11F = jnp.ogrid[tuple(slice(size) for size in inner_BTF.shape)]
-            inner_BTF *= dropout.at(stream_B11).at(position_1T1).at(unit_11F).scale().astype(dtype)
+            inner_BTF = _relu_and_drop(inner_BTF, dropout.at(stream_B11).at(position_1T1).at(unit_11F))
         output_BTD = jnp.einsum("BTF,FD->BTD", inner_BTF, self.contract_FD[...].astype(dtype))
         return output_BTD + self.contract_bias_D[...].astype(dtype)[None, None, :]
 

@@ -1,8 +1,9 @@
 """The published algorithm in PyTorch, written from its description: what `train_speed.py` measures ours against.
 
-Every head of a layer is computed at that layer's longest span, rounded up to 64; the layer's memory is kept at that length
-and projected whole for every head; scores are batched matrix products, and a pad with a reshape turns scores by key into
-scores by distance. The optimizer works in place. Parameters have the names and shapes of `adaptive_span_jax/model.py`.
+Every head of a layer is computed at that layer's longest span, rounded up to 64; the layer's memory is kept at that
+length and projected whole for every head; scores are batched matrix products, and a pad with a reshape turns scores by
+key into scores by distance. The optimizer works in place. Parameters have the names and shapes of
+`adaptive_span_jax/model.py`.
 """
 
 import math
@@ -22,7 +23,7 @@ class Reference:
     """A model, its optimizer and its memory."""
 
     def __init__(self, config: Mapping[str, Any], params: Mapping[str, np.ndarray]):
-        """`config` has the groups of `configs/base.py`, `params` one array per path, as in "layers/feedforward/expand_DF"."""
+        """`config` as in `configs/base.py`, `params` one array per path, as in "layers/feedforward/expand_DF"."""
         self.model, self.span, self.train = config["model"], config["span"], config["train"]
         # Layers are tensors of their own, as they are published: clipping is per tensor.
         self.weights: dict[str, list[Tensor]] = {}

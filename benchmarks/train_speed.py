@@ -3,7 +3,7 @@
     pip install -r requirements-benchmark.txt
     python benchmarks/train_speed.py [--json] [--rounds 5] [--cases start,trained,fixed]
 
-12 layers, width 512, segment 512, 4 streams, dropout 0.3, float32; a step is forward, backward and optimizer. Three cases:
+12 layers, width 512, segment 512, 4 streams, dropout 0.3, float32; a step is forward, backward and optimizer. Cases:
 
     start    S = 8192, every span at 0, as training begins
     trained  S = 8192, the spans in trained_spans.json: 21 long heads of 96, up to 5,600 positions, average span 314
@@ -11,12 +11,11 @@
 
 Each side is a process of its own, so that peak memory is measured per side, and they take turns step by step. Before
 anything is timed, three steps without dropout must give the same loss and the same gradient norm of every parameter on
-both sides. Ratios are of medians. The last column says which share of our step its dense matrix products alone would take.
+both sides. Ratios are of medians. For `start` it also says which share of our step its dense products alone would take.
 """
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -67,7 +66,8 @@ class Side:
 
     def ask(self, command: str) -> Any:
         """Runs a command to its end."""
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin
+        assert self._process.stdout
         self._process.stdin.write(command + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
@@ -104,8 +104,6 @@ def _peak_megabytes() -> float:
 def _ours(case: str, weights: Path) -> dict[str, Callable[[], Any]]:
     import jax
 
-    # One device per core: XLA splits large products over cores, but not small batched ones and loops.
-    jax.config.update("jax_num_cpu_devices", os.cpu_count())
     from adaptive_span_jax import model, sharding, step
     from adaptive_span_jax.config import Config
     from adaptive_span_jax.optimizer import make_optimizer
@@ -128,16 +126,13 @@ def _ours(case: str, weights: Path) -> dict[str, Callable[[], Any]]:
 
     def check() -> dict:
         _, state, train_step = prepare(0.0)
-        arrays = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
-                  for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)}  # fmt: skip
-        np.savez(weights, **arrays)
+        np.savez(weights, **_by_path(state.params))
         nats = []
         for number in range(CHECKED_STEPS):
             state, metrics = train_step(state, sharding.place_segment(mesh, Segment(*segment(number))))
             nats.append(float(metrics.nats))
-        squares = jax.tree_util.tree_leaves_with_path(state.opt_state[0].sum_of_squares)
-        norms = {jax.tree_util.keystr(path, simple=True, separator="/"): float(np.sqrt(np.asarray(leaf, np.float64).sum()))
-                 for path, leaf in squares}  # fmt: skip
+        squares = _by_path(state.opt_state[0].sum_of_squares)
+        norms = {name: float(np.sqrt(leaf.astype(np.float64).sum())) for name, leaf in squares.items()}
         return {"nats": nats, "norms": norms}
 
     def load() -> None:
@@ -169,6 +164,13 @@ def _ours(case: str, weights: Path) -> dict[str, Callable[[], Any]]:
         "dense": _dense_seconds,
         "memory": _peak_megabytes,
     }
+
+
+def _by_path(tree: Any) -> dict[str, np.ndarray]:
+    import jax
+
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
 
 
 def _dense_seconds() -> float:
