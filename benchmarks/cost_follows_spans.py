@@ -3,7 +3,8 @@
     python benchmarks/cost_follows_spans.py [--output benchmarks/cost_follows_spans.png]
 
 Left, time against the sum of the heads' spans: a straight line, however the sum is shared out between heads. Right,
-time against the limit S at fixed spans: flat. Nothing is compiled again when spans move. One stream, width 512, 8 heads.
+time against the limit S at fixed spans: flat. Nothing is compiled again when spans move. One stream, width 512, 8
+heads.
 """
 
 import argparse
