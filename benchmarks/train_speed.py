@@ -126,7 +126,7 @@ def _ours(case: str, weights: Path) -> dict[str, Callable[[], Any]]:
 
     def check() -> dict:
         _, state, train_step = prepare(0.0)
-        np.savez(weights, **_by_path(state.params))
+        np.savez(weights, allow_pickle=False, **_by_path(state.params))  # pyrefly: ignore
         nats = []
         for number in range(CHECKED_STEPS):
             state, metrics = train_step(state, sharding.place_segment(mesh, Segment(*segment(number))))
@@ -244,6 +244,7 @@ def compare(case: str, rounds: int, weights: Path) -> dict[str, float]:
     # New processes: the check's arrays and compilations are no part of a step's peak memory.
     sides = {name: Side(name, case, weights) for name in ("ours", "torch")}
     seconds: dict[tuple[str, str], list[float]] = {}
+    memory: dict[str, float] = {}
     for side in sides.values():
         side.ask("load")
     for command in ("train", "evaluate") if case == "trained" else ("train",):

@@ -1,6 +1,5 @@
 """Per-head attention against plain attention: values and every gradient, for any sizes, spans, lanes and devices."""
 
-import functools
 import os
 
 import jax
@@ -11,9 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from adaptive_span_jax import attention, attention_per_head, sharding
+from adaptive_span_jax import attention, attention_per_head, flops, sharding, tile
 from adaptive_span_jax.dropout import Dropout
 from adaptive_span_jax.memory import LayerMemory
+from tests.conftest import tiny_config
 
 NAMES = ("output", "query", "segment", "key", "value", "positions", "z")
 
@@ -39,8 +39,9 @@ def draw(
     return arrays
 
 
-@functools.partial(jax.jit, static_argnames=("path", "ramp", "rate"))
-def run(path, arrays: dict, z: jax.Array, filled: jax.Array | None, *, ramp: int, rate: float) -> dict:
+def plain_run(
+    path, arrays: dict, z: jax.Array | np.ndarray, filled: jax.Array | None, *, ramp: int, rate: float
+) -> dict:
     """The output and all gradients of Σ d_output · output."""
     dropout = Dropout.create(rate, 1, 2) if rate else None
     memory = LayerMemory.of(arrays["memory"])
@@ -51,6 +52,9 @@ def run(path, arrays: dict, z: jax.Array, filled: jax.Array | None, *, ramp: int
     inputs = [*(arrays[name] for name in ("query", "segment", "key", "value", "positions")), z]
     output, pull = jax.vjp(attend, *inputs)
     return dict(zip(NAMES, (output, *pull(arrays["d_output"].astype(output.dtype))), strict=True))
+
+
+run = jax.jit(plain_run, static_argnames=("path", "ramp", "rate"))
 
 
 def errors(found: dict, expected: dict) -> dict[str, float]:
@@ -172,7 +176,7 @@ def test_eight_devices_compute_what_one_computes():
 
     def on_mesh(arrays, z):
         with sharding.on_mesh(mesh):
-            return run.__wrapped__(attention_per_head, arrays, z, None, ramp=32, rate=0.3)
+            return plain_run(attention_per_head, arrays, z, None, ramp=32, rate=0.3)
 
     found = jax.jit(on_mesh)(placed, jax.device_put(z, everywhere))
     assert max(errors(found, expected).values()) < 1e-5
@@ -185,7 +189,7 @@ def test_nothing_compiles_again_when_spans_move():
     @jax.jit
     def step(z):
         traces.append(z.shape)
-        return run.__wrapped__(attention_per_head, arrays, z, None, ramp=32, rate=0.0)
+        return plain_run(attention_per_head, arrays, z, None, ramp=32, rate=0.0)
 
     for kind in ("zero", "any", "one long", "full"):
         jax.block_until_ready(step(spans(kind, (1, 1, 3), 140).astype(np.float32)))
@@ -193,20 +197,62 @@ def test_nothing_compiles_again_when_spans_move():
 
 
 @pytest.mark.usefixtures("x64")
-def test_no_gradient_from_later_tokens_nor_from_the_token_itself():
+def test_nothing_comes_from_later_tokens_nor_from_the_token_itself():
+    # The backward pass is written by hand, so a gradient says nothing of the forward pass: both are asked.
     length, limit = 70, 90
     arrays = draw(1, length, limit)
     z = spans("full", (1, 1, 3), limit)
 
     @jax.jit
-    def gradient(d_output):
-        return run.__wrapped__(attention_per_head, arrays | {"d_output": d_output}, z, None, ramp=8, rate=0.0)[
-            "segment"
-        ]
+    def output_and_gradient(segment, d_output):
+        changed = arrays | {"segment": segment, "d_output": d_output}
+        found = plain_run(attention_per_head, changed, z, None, ramp=8, rate=0.0)
+        return found["output"], found["segment"]
 
+    output, _ = output_and_gradient(arrays["segment"], arrays["d_output"])
     for query in (0, 1, 63, 64, 69):
         d_output = np.zeros_like(arrays["d_output"])
         d_output[:, query] = arrays["d_output"][:, query]
-        d_segment = np.abs(np.asarray(gradient(d_output))).max(axis=(0, 2))
-        assert np.all(d_segment[query:] == 0)
-        assert np.all(d_segment[:query] > 0)
+        segment = arrays["segment"].copy()
+        segment[:, query:] += 1
+        other, _ = output_and_gradient(segment, d_output)
+        np.testing.assert_array_equal(other[:, : query + 1], output[:, : query + 1])
+        assert query == length - 1 or np.any(other[:, query + 1] != output[:, query + 1])
+        _, d_segment = output_and_gradient(arrays["segment"], d_output)
+        reached = np.abs(np.asarray(d_segment)).max(axis=(0, 2))
+        assert np.all(reached[query:] == 0)
+        assert np.all(reached[:query] > 0)
+
+
+@pytest.mark.parametrize("limit", [700, 90])
+def test_far_tiles_are_counted_as_they_are_computed(limit, monkeypatch):
+    config = tiny_config(model={"width": 12, "heads": 3}, span={"limit": limit, "ramp": 32}, train={"segment": 256})
+    arrays = draw(1, 256, limit, dtype=np.float32)
+    computed = []
+    accumulate = tile.accumulate
+
+    def counted(*arguments):
+        jax.debug.callback(lambda: computed.append(1))
+        return accumulate(*arguments)
+
+    monkeypatch.setattr(tile, "accumulate", counted)
+
+    @jax.jit
+    def forward(z):
+        return attention_per_head.attend(
+            arrays["query"],
+            arrays["segment"],
+            LayerMemory.of(arrays["memory"]),
+            arrays["key"],
+            arrays["value"],
+            arrays["positions"],
+            z,
+            ramp=32,
+        )
+
+    for z in ([0.0, 0.0, 0.0], [40.0, 31.0, 32.0], [0.0, 420.5, 0.0], [90.0, 700.0, 95.0]):
+        computed.clear()
+        z_H = np.minimum(np.array(z, np.float32), limit)
+        jax.block_until_ready(forward(z_H[None, None, :]))
+        jax.effects_barrier()
+        assert len(computed) == int(flops.far_tiles_LH(config, jnp.asarray(z_H)[None])[1].sum())
