@@ -7,7 +7,7 @@ are optax's defaults (G starts at 0.1, ε inside the root).
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,7 @@ def scale_by_clipped_adagrad(clip: float) -> optax.GradientTransformation:
         )
         return steps, AdagradState(squares)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(init, cast(Any, update))
 
 
 def _clip_factor(path: tuple, gradient: jax.Array, clip: float) -> jax.Array:

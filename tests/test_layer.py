@@ -52,4 +52,4 @@ def test_attention_in_another_model_trains_and_remembers():
         assert_array_equal(memory[:, -14:-7], hidden)
         assert_array_equal(memory[:, :-21], 0)
         if isinstance(span, AdaptiveSpan):
-            assert_array_equal(theirs.attention.span.span_fraction_H[...], 1)
+            assert_array_equal(span.span_fraction_H[...], 1)
