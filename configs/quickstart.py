@@ -26,6 +26,7 @@ def get_config() -> ConfigDict:
     config.train.segment = 128
     config.train.steps = 875
     config.train.warmup_steps = 100
+    config.train.cooldown_start = 700
 
     config.evaluate.every_steps = 500
     config.checkpoint.every_steps = 100
