@@ -1,6 +1,9 @@
-"""Three minutes on a laptop: a small adaptive-span Transformer on the source text of Python's own library.
+"""About three and a half minutes on 2 cores: a small adaptive-span Transformer on the source text of Python's library.
 
-python main.py
+    python main.py
+
+Expected with Python 3.11.7 (the text is the library's own source, so other versions differ): 2.24 dev / 2.47 test bits
+per byte, beside an order-2 entropy of 2.36; spans of 33 to 51 positions.
 """
 
 from ml_collections import ConfigDict
@@ -26,7 +29,6 @@ def get_config() -> ConfigDict:
     config.train.segment = 128
     config.train.steps = 875
     config.train.warmup_steps = 100
-    config.train.cooldown_start = 700
 
     config.evaluate.every_steps = 500
     config.checkpoint.every_steps = 100
