@@ -1,4 +1,4 @@
-"""The Transformer: token ids and memory in, log-odds of the next token and memory out.
+"""The Transformer: token ids and memory in, log-odds of the next token and what memory is to take in out.
 
 Outside this file parameters are a plain nested dict. Layers are stacked along a leading axis, so that one layer body,
 scanned, serves all: compile time does not grow with depth, and checkpoints need no framework to read. Flax modules are
@@ -36,7 +36,7 @@ class Prediction(NamedTuple):
     """What one segment gives."""
 
     logits_BTV: jax.Array
-    memory: Memory
+    inputs_LBTD: jax.Array  # every layer's input, which `Memory.advance` takes in
     penalty: jax.Array  # positions of average span, summed over layers; the loss multiplies it by lambda
     z_LH: jax.Array  # each head's z in positions, averaged over tokens where it differs between them
 
@@ -106,7 +106,8 @@ def apply(
         preferred_element_type=params["output_DV"].dtype,
     )
     logits_BTV += params["output_bias_V"][None, None, :]
-    return Prediction(logits_BTV, memory.advance(inputs_LBTD, limit), penalty_L.sum(), jax.lax.stop_gradient(z_LH))
+    inputs_LBTD, z_LH = jax.lax.stop_gradient((inputs_LBTD, z_LH))
+    return Prediction(logits_BTV, inputs_LBTD, penalty_L.sum(), z_LH)
 
 
 def parameter_count(params: Params) -> int:

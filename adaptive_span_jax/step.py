@@ -26,6 +26,7 @@ class Metrics(NamedTuple):
     penalty_nats: jax.Array
     learning_rate: jax.Array
     z_LH: jax.Array  # each head's z in positions, before the update
+    good: jax.Array  # whether the step was applied: loss and gradients were numbers
 
 
 TrainStep = Callable[[TrainState, Segment], tuple[TrainState, Metrics]]
@@ -54,10 +55,17 @@ def make_train_step(
         gradient = jax.grad(functools.partial(objective, config), has_aux=True)
         with sharding.on_mesh(mesh):
             gradients, (prediction, nats, penalty_nats) = gradient(state.params, segment, state.memory, dropout)
+        # One number that is none would spoil every parameter for good, so such a step is left out; the run goes on
+        # with the next segment, from the memory before.
+        good = jnp.isfinite(nats + optax.tree.norm(gradients))
         updates, opt_state = optimizer.update(gradients, state.opt_state)
         params: Any = span.project(optax.apply_updates(state.params, updates))
-        metrics = Metrics(nats, penalty_nats, schedule(state.step), prediction.z_LH)
-        return TrainState(state.step + 1, params, opt_state, prediction.memory), metrics
+        params, opt_state = jax.tree.map(
+            lambda new, old: jnp.where(good, new, old), (params, opt_state), (state.params, state.opt_state)
+        )
+        memory = state.memory.advance(prediction.inputs_LBTD, config.span.limit, good)
+        metrics = Metrics(nats, penalty_nats, schedule(state.step), prediction.z_LH, good)
+        return TrainState(state.step + 1, params, opt_state, memory), metrics
 
     return jax.jit(train_step, donate_argnums=0, out_shardings=(_placement(state), None))
 
@@ -83,7 +91,8 @@ def make_eval_step(config: Config, mesh: Mesh) -> EvalStep:
         with sharding.on_mesh(mesh):
             prediction = model.apply(config, params, segment.tokens_BT, memory)
         nats_BT = loss.nats_BT(prediction.logits_BTV, segment.targets_BT)
-        return prediction.memory, (jnp.where(segment.scored_BT, nats_BT, 0).sum(), prediction.z_LH)
+        memory = memory.advance(prediction.inputs_LBTD, config.span.limit, jnp.isfinite(nats_BT.sum()))
+        return memory, (jnp.where(segment.scored_BT, nats_BT, 0).sum(), prediction.z_LH)
 
     return jax.jit(eval_step, donate_argnums=1)
 
