@@ -39,6 +39,7 @@ class Prediction(NamedTuple):
     inputs_LBTD: jax.Array  # every layer's input, which `Memory.advance` takes in
     penalty: jax.Array  # positions of average span, summed over layers; the loss multiplies it by lambda
     z_LH: jax.Array  # each head's z in positions, averaged over tokens where it differs between them
+    furthest_z_LH: jax.Array  # the same, the largest over tokens: what the head's cost follows
 
 
 def param_dtype(config: Config) -> DTypeLike:
@@ -93,10 +94,11 @@ def apply(
             filled=filled,
             dropout=dropout.at(index) if dropout else None,
         )
-        return next_BTD, (hidden_BTD, layer.attention.penalty(z_BTH), z_BTH.mean(axis=(0, 1)))
+        return next_BTD, (hidden_BTD, layer.attention.penalty(z_BTH), z_BTH.mean(axis=(0, 1)), z_BTH.max(axis=(0, 1)))
 
     layers = jnp.arange(config.model.layers)
-    hidden_BTD, (inputs_LBTD, penalty_L, z_LH) = jax.lax.scan(read_layer, hidden_BTD, (layers, params[LAYERS]))
+    hidden_BTD, found = jax.lax.scan(read_layer, hidden_BTD, (layers, params[LAYERS]))
+    inputs_LBTD, penalty_L, z_LH, furthest_z_LH = found
 
     # Logits and what follows are float32 at least: the loss of a good model is a small difference of them.
     logits_BTV = jnp.einsum(
@@ -106,8 +108,8 @@ def apply(
         preferred_element_type=params["output_DV"].dtype,
     )
     logits_BTV += params["output_bias_V"][None, None, :]
-    inputs_LBTD, z_LH = jax.lax.stop_gradient((inputs_LBTD, z_LH))
-    return Prediction(logits_BTV, inputs_LBTD, penalty_L.sum(), z_LH)
+    inputs_LBTD, z_LH, furthest_z_LH = jax.lax.stop_gradient((inputs_LBTD, z_LH, furthest_z_LH))
+    return Prediction(logits_BTV, inputs_LBTD, penalty_L.sum(), z_LH, furthest_z_LH)
 
 
 def parameter_count(params: Params) -> int:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from adaptive_span_jax import loss, model, sharding, span
+from adaptive_span_jax import flops, loss, model, sharding, span
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.dropout import Dropout
 from adaptive_span_jax.memory import Memory
@@ -26,7 +26,8 @@ class Metrics(NamedTuple):
     penalty_nats: jax.Array
     learning_rate: jax.Array
     z_LH: jax.Array  # each head's z in positions, before the update
-    good: jax.Array  # whether the step was applied: loss and gradients were numbers
+    cost: flops.Cost  # what attention computed at these spans
+    bad: jax.Array  # whether loss or gradient was not finite, so that the update was left out
 
 
 TrainStep = Callable[[TrainState, Segment], tuple[TrainState, Metrics]]
@@ -55,16 +56,15 @@ def make_train_step(
         gradient = jax.grad(functools.partial(objective, config), has_aux=True)
         with sharding.on_mesh(mesh):
             gradients, (prediction, nats, penalty_nats) = gradient(state.params, segment, state.memory, dropout)
-        # One number that is none would spoil every parameter for good, so such a step is left out; the run goes on
-        # with the next segment, from the memory before.
-        good = jnp.isfinite(nats + optax.tree.norm(gradients))
+        # A bad step takes a gradient of zero: in Adagrad this leaves parameters and sums as they are, to the last bit,
+        # while the schedule goes on with the step, and no second copy of either is needed to choose from.
+        bad = ~jnp.isfinite(nats + penalty_nats + optax.tree.norm(gradients, squared=True))
+        gradients = jax.tree.map(lambda g: jnp.where(bad, 0, g), gradients)
         updates, opt_state = optimizer.update(gradients, state.opt_state)
         params: Any = span.project(optax.apply_updates(state.params, updates))
-        params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(good, new, old), (params, opt_state), (state.params, state.opt_state)
-        )
-        memory = state.memory.advance(prediction.inputs_LBTD, config.span.limit, good)
-        metrics = Metrics(nats, penalty_nats, schedule(state.step), prediction.z_LH, good)
+        memory = state.memory.advance(prediction.inputs_LBTD, config.span.limit, good=~bad)
+        cost = flops.cost(config, prediction.furthest_z_LH)
+        metrics = Metrics(nats, penalty_nats, schedule(state.step), prediction.z_LH, cost, bad)
         return TrainState(state.step + 1, params, opt_state, memory), metrics
 
     return jax.jit(train_step, donate_argnums=0, out_shardings=(_placement(state), None))

@@ -146,7 +146,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path, capsys):
     config = tiny_config(train={"steps": 100_000})
 
     def interrupt_when_running():
-        while "step" not in capsys.readouterr().out:
+        while "step 10/" not in capsys.readouterr().out:
             time.sleep(0.1)
         os.kill(os.getpid(), signal.SIGINT)
 
