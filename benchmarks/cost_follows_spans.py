@@ -2,7 +2,7 @@
 
     python benchmarks/cost_follows_spans.py [--output docs/cost_follows_spans.png]
 
-Left, time against the sum of the heads' spans: a straight line. However the sum is shared out it is nearly the same one;
+Left, time against the sum of the heads' spans: a straight line. However the sum is shared out it is nearly the same;
 what differs is that every head beyond the near window rounds its span up to a block and reads the segment too. Right,
 time against the limit S at fixed spans: flat. Nothing is compiled again when spans move. One stream, width 512, 8
 heads.
