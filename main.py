@@ -1,4 +1,4 @@
-"""Adaptive attention span in JAX: train, evaluate, prepare data.
+"""Adaptive attention span in JAX: train, evaluate, verify checkpoints, prepare data.
 
     python main.py                                     the quickstart: three and a half minutes, no download
     python main.py --config=configs/enwik8_large.py    an experiment of the paper
@@ -13,6 +13,7 @@ from pathlib import Path
 from absl import app, flags, logging
 from ml_collections import config_flags
 
+from adaptive_span_jax import verify
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.errors import UserError
 
@@ -21,7 +22,7 @@ _CONFIG = config_flags.DEFINE_config_file(
     "config",
     help_string="The run: a file of configs/, some with an argument (file.py:2048); quickstart.py unless given.",
 )
-_MODE = flags.DEFINE_enum("mode", "train", ["train", "evaluate", "prepare"], "What to do.")
+_MODE = flags.DEFINE_enum("mode", "train", ["train", "evaluate", "verify", "prepare"], "What to do.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; runs/<config name> unless given.")
 
 
@@ -35,6 +36,8 @@ def main(argv: list[str]) -> int:
     directory = Path(_WORKDIR.value or f"runs/{name}")
     command = " ".join(["python", *(word for word in sys.argv if not word.startswith("--mode"))])
 
+    if _MODE.value == "verify":
+        return verify.verify(directory, command)
     # Orbax reports every rename at level INFO.
     logging.set_verbosity(logging.WARNING)
     # Only now, with a valid config: importing JAX takes seconds.

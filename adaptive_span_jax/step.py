@@ -56,13 +56,12 @@ def make_train_step(
         with sharding.on_mesh(mesh):
             gradients, (prediction, nats, penalty_nats) = gradient(state.params, segment, state.memory, dropout)
         # One number that is none would spoil every parameter for good, so such a step is left out; the run goes on
-        # with the next segment, from the memory before.
+        # with the next segment, from the memory before. To Adagrad a gradient of zero is no step at all: parameters and
+        # sums stay as they are, to the last bit, and the schedule stays in step with the steps.
         good = jnp.isfinite(nats + optax.tree.norm(gradients))
+        gradients = jax.tree.map(lambda g: jnp.where(good, g, 0), gradients)
         updates, opt_state = optimizer.update(gradients, state.opt_state)
         params: Any = span.project(optax.apply_updates(state.params, updates))
-        params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(good, new, old), (params, opt_state), (state.params, state.opt_state)
-        )
         memory = state.memory.advance(prediction.inputs_LBTD, config.span.limit, good)
         metrics = Metrics(nats, penalty_nats, schedule(state.step), prediction.z_LH, good)
         return TrainState(state.step + 1, params, opt_state, memory), metrics
