@@ -7,6 +7,7 @@
 The same command again goes on where it stopped. Every field of configs/base.py can be set: --config.train.steps=100.
 """
 
+import errno
 import sys
 from pathlib import Path
 
@@ -90,6 +91,15 @@ if __name__ == "__main__":
         app.run(main, flags_parser=_parse)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(
+            f"error: the disk is full ({error}); what was reported as saved is safe. "
+            "Make room and start the same command again",
+            file=sys.stderr,
+        )
         sys.exit(2)
     except KeyboardInterrupt:
         print("Stopped before training began; nothing to save.", file=sys.stderr)

@@ -73,6 +73,13 @@ class Checkpoints:
         self._saved_at = time.monotonic()
         self._step: int | None = None  # of the newest save, whether it has been finished or not
 
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # However the run ends, what is being written is brought to an end before another run may come.
+        self._worker.shutdown()
+
     def newest(self) -> int | None:
         """The newest checkpoint whose content is what was written, if there is any; says what it passes over."""
         found = self._find_newest() if jax.process_index() == 0 else None
@@ -130,8 +137,13 @@ class Checkpoints:
 
     def due(self, step: int) -> bool:
         """Whether a step is one to save after, by the config's steps or minutes."""
-        minutes = self._config.every_minutes
-        return step % self._config.every_steps == 0 or 0 < minutes <= (time.monotonic() - self._saved_at) / 60
+        if step % self._config.every_steps == 0 or not self._config.every_minutes:
+            return step % self._config.every_steps == 0
+        late = time.monotonic() - self._saved_at >= 60 * self._config.every_minutes
+        if jax.process_count() > 1:
+            # Clocks differ: the first process decides for all.
+            late = bool(multihost_utils.broadcast_one_to_all(np.bool_(late)))
+        return late
 
     def save(self, state: TrainState, about: Saved) -> None:
         """Starts saving; the state may be given away at once. Does nothing if this step was the last to be saved."""
@@ -160,10 +172,9 @@ class Checkpoints:
         if self._failure is not None and self._config.on_failure == "stop":
             raise self._failure
 
-    def close(self) -> None:
+    def finish(self) -> None:
         """Waits for what is being saved; raises if the last save failed."""
         self._wait()
-        self._worker.shutdown()
         if self._failure is not None:
             raise self._failure
 

@@ -1,6 +1,7 @@
 """The training loop. Read it top to bottom and know what happens."""
 
 import dataclasses
+import math
 import time
 from collections import deque
 from pathlib import Path
@@ -54,7 +55,7 @@ def _train(config: Config, directory: Path, command: str) -> int:
         result.show_result(directory, finished, command)
         return 0
 
-    with Interrupt() as interrupt:
+    with Interrupt() as interrupt, checkpoints:
         if saved.step:
             state = checkpoints.restore(saved.step, abstract)
         else:
@@ -119,12 +120,11 @@ def _train(config: Config, directory: Path, command: str) -> int:
                 if running is not None:
                     done = number - 1
                     bad_steps.count(done, bool(running.bad))
-                    if not running.bad:
-                        window.add(float(running.nats))
-                        recent.append(float(running.nats))
+                    window.add(float(running.nats))
+                    recent.append(float(running.nats))
                     progress.show(done, _describe(config, corpus, window, recent, running))
                     if done % config.log.every_steps == 0:
-                        _log(config, log, done, window, running)
+                        _log(config, log, done, window, running, bad_steps.total)
                         window = Window()
                 running, dev = metrics, None
 
@@ -139,8 +139,10 @@ def _train(config: Config, directory: Path, command: str) -> int:
                 if (checkpoints.due(number) or dev) and not metrics.bad:
                     checkpoints.save(state, about(dev))
 
+        if running is not None:
+            bad_steps.count(int(state.step), bool(running.bad))
         checkpoints.save(state, about())
-        checkpoints.close()
+        checkpoints.finish()
         log.close()
         seconds = about().seconds
         if interrupt.signal:
@@ -161,7 +163,8 @@ def _train(config: Config, directory: Path, command: str) -> int:
 def _describe(config: Config, corpus: Corpus, window: Window, recent: deque[float], metrics: step.Metrics) -> str:
     """The progress bar's text after a step."""
     z_LH = np.asarray(metrics.z_LH)
-    bits = loss.bits(sum(recent) / len(recent))
+    finite = [nats for nats in recent if math.isfinite(nats)]
+    bits = loss.bits(sum(finite) / len(finite)) if finite else math.nan
     tokens = config.train.batch_size * config.train.segment / window.seconds_per_step
     average = span.average_span(z_LH, config.span.ramp, config.span.limit)
     longest = span.longest_span(z_LH, config.span.ramp, config.span.limit)
@@ -171,23 +174,24 @@ def _describe(config: Config, corpus: Corpus, window: Window, recent: deque[floa
     )
 
 
-def _log(config: Config, log: MetricsLog, number: int, window: Window, metrics: step.Metrics) -> None:
+def _log(config: Config, log: MetricsLog, number: int, window: Window, metrics: step.Metrics, bad_steps: int) -> None:
     z_LH = np.asarray(metrics.z_LH)
     ramp, limit = config.span.ramp, config.span.limit
     tokens = config.train.batch_size * config.train.segment / window.seconds_per_step
-    log.write(
-        number,
-        {
-            "train_bits": loss.bits(window.nats),
-            "penalty_nats": float(metrics.penalty_nats),
-            "learning_rate": float(metrics.learning_rate),
-            "average_span": float(span.average_span(z_LH, ramp, limit)),
-            "longest_span": float(span.longest_span(z_LH, ramp, limit)),
-            "tokens_per_second": tokens,
-            "input_share": window.input_share,
-        },
-    )
-    log.write_spans(number, z_LH, ramp, limit)
+    scalars = {
+        "train_bits": loss.bits(window.nats),
+        "penalty_nats": float(metrics.penalty_nats),
+        "learning_rate": float(metrics.learning_rate),
+        "average_span": float(span.average_span(z_LH, ramp, limit)),
+        "longest_span": float(span.longest_span(z_LH, ramp, limit)),
+        "bad_steps": bad_steps,
+        "tokens_per_second": tokens,
+        "input_share": window.input_share,
+    }
+    # After a bad step some numbers are not numbers; JSON and histograms know none such.
+    log.write(number, {name: value for name, value in scalars.items() if math.isfinite(value)})
+    if np.isfinite(z_LH).all():
+        log.write_spans(number, z_LH, ramp, limit)
 
 
 def _show_start(

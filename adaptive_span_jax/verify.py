@@ -20,14 +20,10 @@ def verify(workdir: Path, command: str) -> int:
         if not folder.exists():
             continue  # a run that is training has deleted it meanwhile
         damaged += damage is not None
-        rows[f"step {step:,}"] = f"damaged: {damage}" if damage else f"whole, {display.size(_bytes(folder))}"
+        rows[f"step {step:,}"] = f"damaged: {damage}" if damage else f"whole, {display.size(sealed.bytes_in(folder))}"
     for folder in sealed.leftovers(directory):
         rows[folder.name] = "unfinished: being written now, or a process was killed meanwhile; not a checkpoint"
     for folder in sorted((directory / sealed.DAMAGED).glob("*")):
-        rows[f"{sealed.DAMAGED}/{folder.name}"] = f"set aside earlier, {display.size(_bytes(folder))}"
+        rows[f"{sealed.DAMAGED}/{folder.name}"] = f"set aside earlier, {display.size(sealed.bytes_in(folder))}"
     display.show_block(f"Checkpoints of {workdir}", rows)
     return 1 if damaged else 0
-
-
-def _bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 
-from adaptive_span_jax import display, lock
+from adaptive_span_jax import display, lock, sealed
 from adaptive_span_jax.checkpoint import Saved
 from adaptive_span_jax.config import Config, differences
 from adaptive_span_jax.display import size
@@ -66,12 +66,17 @@ def only_user(workdir: Path) -> Iterator[None]:
 
 def check_space(workdir: Path, checkpoint_bytes: int, keep: int) -> None:
     """Refuses to start where the checkpoints to come will not fit."""
+    folder = workdir / "checkpoints"
+    there = len(sealed.sealed_steps(folder))
     # The newest few, the best, and the one being written.
-    needed, free = checkpoint_bytes * (keep + 2), shutil.disk_usage(workdir).free
-    if needed > free:
+    more, free = max(keep + 2 - there, 1), shutil.disk_usage(workdir).free
+    if more * checkpoint_bytes > free:
+        aside = sealed.bytes_in(folder / sealed.DAMAGED)
         raise UserError(
-            f"--workdir={workdir} has {size(free)} free, but {keep + 2} checkpoints of {size(checkpoint_bytes)} need "
-            f"{size(needed)}; make room, name another --workdir, or keep fewer (config.checkpoint.keep is {keep})"
+            f"--workdir={workdir} has {size(free)} free, but {more} {'more ' if there else ''}checkpoints of "
+            f"{size(checkpoint_bytes)} need {size(more * checkpoint_bytes)}; make room, "
+            + (f"delete the {size(aside)} that were set aside in {folder / sealed.DAMAGED}, " if aside else "")
+            + f"name another --workdir, or keep fewer (config.checkpoint.keep is {keep})"
         )
 
 

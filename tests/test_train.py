@@ -97,9 +97,7 @@ def test_resumed_training_is_the_same_training(tmp_path):
         abstract = abstract_state(
             whole, len(corpus.load(whole.data).vocabulary), make_optimizer(whole.train), sharding.make_mesh()
         )
-        state = checkpoints.restore(60, abstract)
-        checkpoints.close()
-        return saved, state
+        return saved, checkpoints.restore(60, abstract)
 
     (one, state), (two, resumed) = last("whole"), last("parts")
     assert one.position.epoch > 0
