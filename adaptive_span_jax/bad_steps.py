@@ -13,9 +13,9 @@ class BadSteps:
         self.total = total  # of the whole run
         self.in_a_row = 0
 
-    def count(self, step: int, bad: bool) -> None:
+    def count(self, step: int, good: bool) -> None:
         """One more step is done; raises if there were too many bad ones in a row."""
-        if not bad:
+        if good:
             self.in_a_row = 0
             return
         self.total += 1

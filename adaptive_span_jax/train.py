@@ -119,7 +119,7 @@ def _train(config: Config, directory: Path, command: str) -> int:
                 # Only now, with this step under way, is the one before waited for: devices never wait for the host.
                 if running is not None:
                     done = number - 1
-                    bad_steps.count(done, bool(running.bad))
+                    bad_steps.count(done, bool(running.good))
                     window.add(float(running.nats))
                     recent.append(float(running.nats))
                     progress.show(done, _describe(config, corpus, window, recent, running))
@@ -136,11 +136,11 @@ def _train(config: Config, directory: Path, command: str) -> int:
                         log.write(number, {"dev_bits": dev.bits})
                         display.say(f"step {number:,}: {dev.bits:.3f} bits per {corpus.unit} on dev")
                 # Not while steps are bad: the checkpoints from before are the ones worth keeping.
-                if (checkpoints.due(number) or dev) and not metrics.bad:
+                if (checkpoints.due(number) or dev) and metrics.good:
                     checkpoints.save(state, about(dev))
 
         if running is not None:
-            bad_steps.count(int(state.step), bool(running.bad))
+            bad_steps.count(int(state.step), bool(running.good))
         checkpoints.save(state, about())
         checkpoints.finish()
         log.close()

@@ -41,37 +41,34 @@ def test_one_bad_segment_changes_nothing_but_the_step(kind):
         return before, jax.tree.map(np.array, state), metrics
 
     before, after, metrics = read(state, good)
-    assert not metrics.bad
+    assert metrics.good
     assert np.abs(after.params["output_DV"] - before.params["output_DV"]).max() > 0
     before, after, metrics = read(jax.device_put(after), bad)
-    assert metrics.bad
+    assert not metrics.good
     assert not np.isfinite(metrics.nats)
     jax.tree.map(assert_array_equal, before.params, after.params)
     jax.tree.map(assert_array_equal, before.opt_state[0], after.opt_state[0])
     assert after.step == before.step + 1
-    # The memory goes on with the text: what was read before is still there, what could not be computed is empty.
-    assert after.memory.end == (before.memory.end + 13) % 39
-    assert np.isfinite(after.memory.hidden_LBMD).all()
-    assert_array_equal(after.memory.hidden_LBMD[:, :, :13], before.memory.hidden_LBMD[:, :, :13])
-    assert_array_equal(after.memory.hidden_LBMD[0, :, 13 + 6], 0)
-    assert np.abs(after.memory.hidden_LBMD[0, :, 13 + 5]).min() > 0
+    jax.tree.map(assert_array_equal, before.memory, after.memory)
+    assert int(after.opt_state[1].count) == after.step, "the schedule follows the steps"
     before, after, metrics = read(jax.device_put(after), good)
-    assert not metrics.bad
+    assert metrics.good
     assert np.abs(after.params["output_DV"] - before.params["output_DV"]).max() > 0
 
 
 def test_a_bad_gradient_of_a_finite_loss_is_left_out():
-    """Logits of 1e30 have a finite loss; their gradient, squared, is not finite."""
+    """Logits of 1e30 have a finite loss; the sum of the gradient's squares overflows."""
     config = tiny_config()
     mesh, optimizer = sharding.make_mesh(), make_optimizer(config.train)
     state = create_state(config, 5, optimizer, mesh)
-    state.params["layers"]["feedforward_norm"]["scale"] *= 1e30
+    norm = state.params["layers"]["feedforward_norm"]
+    norm["scale"] = norm["scale"].at[-1].multiply(1e30)
     tokens_BT = np.random.default_rng(1).integers(0, 5, (2, 13)).astype(np.int32)
     before = jax.tree.map(np.array, state.params)
     train_step = step.make_train_step(config, optimizer, state, mesh)
     state, metrics = train_step(state, sharding.place_segment(mesh, Segment(tokens_BT, tokens_BT)))
     assert np.isfinite(metrics.nats)
-    assert metrics.bad
+    assert not metrics.good
     jax.tree.map(assert_array_equal, before, state.params)
 
 
