@@ -1,4 +1,4 @@
-"""Adaptive attention span in JAX: train, evaluate, prepare data.
+"""Adaptive attention span in JAX: train, evaluate, verify checkpoints, prepare data.
 
     python main.py                                     the quickstart: three and a half minutes, no download
     python main.py --config=configs/enwik8_large.py    an experiment of the paper
@@ -7,12 +7,14 @@
 The same command again goes on where it stopped. Every field of configs/base.py can be set: --config.train.steps=100.
 """
 
+import errno
 import sys
 from pathlib import Path
 
 from absl import app, flags, logging
 from ml_collections import config_flags
 
+from adaptive_span_jax import verify
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.errors import UserError
 
@@ -21,7 +23,7 @@ _CONFIG = config_flags.DEFINE_config_file(
     "config",
     help_string="The run: a file of configs/, some with an argument (file.py:2048); quickstart.py unless given.",
 )
-_MODE = flags.DEFINE_enum("mode", "train", ["train", "evaluate", "prepare"], "What to do.")
+_MODE = flags.DEFINE_enum("mode", "train", ["train", "evaluate", "verify", "prepare"], "What to do.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; runs/<config name> unless given.")
 
 
@@ -35,6 +37,8 @@ def main(argv: list[str]) -> int:
     directory = Path(_WORKDIR.value or f"runs/{name}")
     command = " ".join(["python", *(word for word in sys.argv if not word.startswith("--mode"))])
 
+    if _MODE.value == "verify":
+        return verify.verify(directory, command)
     # Orbax reports every rename at level INFO.
     logging.set_verbosity(logging.WARNING)
     # Only now, with a valid config: importing JAX takes seconds.
@@ -87,6 +91,15 @@ if __name__ == "__main__":
         app.run(main, flags_parser=_parse)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(
+            f"error: the disk is full ({error}); what was reported as saved is safe. "
+            "Make room and start the same command again",
+            file=sys.stderr,
+        )
         sys.exit(2)
     except KeyboardInterrupt:
         print("Stopped before training began; nothing to save.", file=sys.stderr)

@@ -21,3 +21,5 @@ Array names end in the letters of their axes:
     K width of a head · F feed-forward width · V vocabulary · L layers · N chunks of C queries · W near window
     P rows of the padded position table, of which a tile reads Y
 """
+
+__version__ = "0.1.0"

@@ -21,14 +21,14 @@ def evaluate(config: Config, directory: Path, command: str) -> int:
         raise UserError(f"--workdir={directory} has no checkpoints; train first: {command}")
     corpus = corpora.load(config.data)
     mesh = sharding.make_mesh()
-    checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint.keep)
-    if checkpoints.latest_step is None:
-        raise UserError(f"--workdir={directory} has no finished checkpoint; train first: {command}")
-    saved = checkpoints.describe(checkpoints.latest_step)
+    checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint)
+    newest = checkpoints.newest()
+    if newest is None:
+        raise UserError(f"--workdir={directory} has no whole checkpoint; train first: {command}")
+    saved = checkpoints.describe(newest)
     workdir.check_same_run(directory, saved, config, corpus.fingerprint)
     abstract = abstract_state(config, len(corpus.vocabulary), make_optimizer(config.train), mesh)
     params = checkpoints.restore_params(saved.step, abstract.params)
-    checkpoints.close()
 
     eval_step = step.make_eval_step(config, mesh)
     found: dict[str, Any] = {"step": saved.step, "unit": corpus.unit}

@@ -27,7 +27,7 @@ class Metrics(NamedTuple):
     learning_rate: jax.Array
     z_LH: jax.Array  # each head's z in positions, before the update
     cost: flops.Cost  # what attention computed at these spans
-    bad: jax.Array  # whether loss or gradient was not finite, so that the update was left out
+    good: jax.Array  # whether the step was applied: loss and gradients were numbers
 
 
 TrainStep = Callable[[TrainState, Segment], tuple[TrainState, Metrics]]
@@ -56,15 +56,16 @@ def make_train_step(
         gradient = jax.grad(functools.partial(objective, config), has_aux=True)
         with sharding.on_mesh(mesh):
             gradients, (prediction, nats, penalty_nats) = gradient(state.params, segment, state.memory, dropout)
-        # A bad step takes a gradient of zero: in Adagrad this leaves parameters and sums as they are, to the last bit,
-        # while the schedule goes on with the step, and no second copy of either is needed to choose from.
-        bad = ~jnp.isfinite(nats + penalty_nats + optax.tree.norm(gradients, squared=True))
-        gradients = jax.tree.map(lambda g: jnp.where(bad, 0, g), gradients)
+        # One number that is none would spoil every parameter for good, so such a step is left out; the run goes on
+        # with the next segment, from the memory before. To Adagrad a gradient of zero is no step at all: parameters and
+        # sums stay as they are, to the last bit, and the schedule stays in step with the steps.
+        good = jnp.isfinite(nats + optax.tree.norm(gradients))
+        gradients = jax.tree.map(lambda g: jnp.where(good, g, 0), gradients)
         updates, opt_state = optimizer.update(gradients, state.opt_state)
         params: Any = span.project(optax.apply_updates(state.params, updates))
-        memory = state.memory.advance(prediction.inputs_LBTD, config.span.limit, good=~bad)
+        memory = state.memory.advance(prediction.inputs_LBTD, config.span.limit, good)
         cost = flops.cost(config, prediction.furthest_z_LH)
-        metrics = Metrics(nats, penalty_nats, schedule(state.step), prediction.z_LH, cost, bad)
+        metrics = Metrics(nats, penalty_nats, schedule(state.step), prediction.z_LH, cost, good)
         return TrainState(state.step + 1, params, opt_state, memory), metrics
 
     return jax.jit(train_step, donate_argnums=0, out_shardings=(_placement(state), None))
