@@ -29,6 +29,7 @@ class Saved:
     position: Position
     seconds: float  # of training so far
     fingerprint: str  # of the text
+    vocabulary: str  # symbol number i is the character with the byte's number
     config: dict[str, Any]
 
 
@@ -57,6 +58,19 @@ class Checkpoints:
         """The newest finished checkpoint, if there is any."""
         latest = self._checkpointer.latest
         return None if latest is None else latest.step
+
+    def choose(self, which: str) -> int:
+        """The step of the checkpoint that a user names: latest, best (on dev) or a number."""
+        bits = {each.step: (each.metrics or {}).get("dev_bits") for each in self._checkpointer.checkpoints}
+        scored = {step: found for step, found in bits.items() if found is not None}
+        chosen = {"latest": max(bits, default=None), "best": min(scored, key=lambda step: scored[step], default=None)}
+        step = chosen.get(which, int(which) if which.isdecimal() else None)
+        if step not in bits:
+            there = ", ".join(f"{step}{' (best)' if step == chosen['best'] else ''}" for step in sorted(bits)) or "none"
+            raise UserError(
+                f"{self._directory}: no checkpoint {which!r}; name a step, latest or best. There are: {there}"
+            )
+        return step
 
     def describe(self, step: int) -> Saved:
         """What was written beside the arrays of a checkpoint."""

@@ -39,11 +39,12 @@ def plan(config: Config, params: Params) -> Plan:
 
 def head_reach(config: Config, params: Params) -> np.ndarray:
     """How many positions back each head can read: reach_LH."""
-    z_LH = _largest_z(config, params)
+    z_LH = largest_z(config, params)
     return np.minimum(np.floor(z_LH + config.span.ramp + 1), config.span.limit).astype(np.int64)
 
 
-def _largest_z(config: Config, params: Params) -> np.ndarray:
+def largest_z(config: Config, params: Params) -> np.ndarray:
+    """Each head's z in positions; of a dynamic one the largest that any input could give it."""
     limit, shape = config.span.limit, (config.model.layers, config.model.heads)
     if config.span.kind == "fixed":
         return np.full(shape, limit)

@@ -1,17 +1,18 @@
 """Keys and values of past positions, projected once, kept only as far back as each head reads; and attention over them.
 
-Training projects memory anew at every step, because the weights have changed. A finished model need not: what is kept
-are keys and values. Each group of heads has rings of its own length M, position p in row p mod M, written in place.
-Nothing is ever moved: a softmax does not mind the order of the rows, so attention works on the ring as it lies, and only
-the position table, which all streams and heads share, is turned.
+Training projects memory anew at every step, because the weights have changed. A finished model need not. Each group of
+heads has rings of its own length M, position p in row p mod M, written in place. Nothing is ever moved: a softmax does
+not mind the order of the rows, so attention works on the ring as it lies, and only the position table, which all
+streams and heads share, is turned.
 
-    rows of a ring    [ 64 … 127 | 128 … 191 | now | 0 … 63 ]      distance of row j from position p: (p − j) mod M
+    ring, M = 192, at position 320    [ 192 … 255 | 256 … 319 | 320 … ]    row j is (320 − j) mod M positions back
 
-Chunks of queries start at multiples of their length and M is a multiple of the longest, so a chunk lies in one piece. Its
-own rows are written before they are read; a ring is a chunk longer than its heads read, so rows that a query must not
-see, itself and what follows it, have a distance of 0 or more than the reach.
+Chunks of queries start at multiples of their length and M is a multiple of the longest, so a chunk lies in one piece.
+Its own rows are written before they are read. A ring is a chunk longer than its heads read, so that rows which a query
+must not see, its own and those after it, have a distance of 0 or one beyond the reach.
 
-An empty row has key 0 and value 0, which is what empty memory, zeros without bias, gives: it is attended to, as published.
+An empty row has key 0 and value 0, just what the zeros of empty memory are projected to: it is attended to, as
+published.
 """
 
 import math
@@ -74,8 +75,8 @@ def attend(
     exact = jnp.promote_types(query_BHTK.dtype, jnp.float32)
     content_BHTM = jnp.einsum("BHTK,BHMK->BHTM", query_BHTK, key_BHMK, preferred_element_type=exact)
 
-    # Column y of the turned table is as far from the last query as row y of the ring; for the query before it the same
-    # distance is one column further left. Distances beyond S, or 0, get some other row of the table: the mask is 0 there.
+    # Row y of the turned table belongs to the distance between row y of the ring and the last query; every query before
+    # finds its own one row further on. Distances of 0 or beyond S get any row of the table: the mask is 0 there.
     away_Y = (position + length - 1 - jnp.arange(rows + length)) % rows
     turned_YK = jnp.take(positions_SK, jnp.clip(away_Y - 1, 0, limit - 1), axis=0)
     position_BHTY = jnp.einsum("BHTK,YK->BHTY", query_BHTK, turned_YK, preferred_element_type=exact)

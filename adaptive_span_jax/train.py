@@ -34,7 +34,8 @@ def train(config: Config, directory: Path, command: str) -> int:
     workdir.check_space(directory, sharding.total_bytes(abstract), config.checkpoint.keep)
 
     checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint.keep)
-    saved = Saved(0, Position(), 0.0, corpus.fingerprint, dataclasses.asdict(config))
+    symbols = b"".join(corpus.vocabulary).decode("latin-1")
+    saved = Saved(0, Position(), 0.0, corpus.fingerprint, symbols, dataclasses.asdict(config))
     if checkpoints.latest_step is not None:
         saved = checkpoints.describe(checkpoints.latest_step)
         for change in workdir.check_same_run(directory, saved, config, corpus.fingerprint):
@@ -62,7 +63,7 @@ def train(config: Config, directory: Path, command: str) -> int:
 
         def about() -> Saved:
             seconds = saved.seconds + time.perf_counter() - started
-            return Saved(int(state.step), position, seconds, corpus.fingerprint, dataclasses.asdict(config))
+            return Saved(int(state.step), position, seconds, corpus.fingerprint, symbols, dataclasses.asdict(config))
 
         def evaluate(ids: np.ndarray, name: str) -> Score | None:
             # None: interrupted.
