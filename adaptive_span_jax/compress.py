@@ -8,10 +8,10 @@ side, one byte of each at a time:
 
 Writing and reading run the identical compiled function on identical inputs, one position at a time, since the last bit
 of a probability decides what the bytes after it mean. The numbers are the same in every run on the same machine;
-elsewhere they may not be, and then the check sum refuses the result. A byte that the vocabulary lacks is an escape and 8
-bits, and is read by the model as symbol 0; the escape's probability follows how often it was needed.
+elsewhere they may not be, and then the check sum refuses the result. A byte that the vocabulary lacks is an escape and
+8 bits, and the model reads symbol 0 for it; the escape's probability follows how often it was needed.
 
-    magic "ADSPAN", version, method │ hash of the model │ streams, length, CRC-32 of the text │ code │ CRC-32 of all this
+    magic "ADSPAN", version, method │ hash of the model │ streams, length, CRC-32 of the text │ code │ CRC-32 of it all
 """
 
 import struct
@@ -32,7 +32,7 @@ _MAGIC, _VERSION = b"ADSPAN", 1
 _HEADER, _TRAILER = struct.Struct("<6sBB16sIQI"), struct.Struct("<I")
 _STORED, _CODED = 0, 1
 
-# Streams start from empty memory, which costs something: each gets at least so many bytes, and there are at most so many.
+# A stream starts from empty memory, which costs something: it gets at least so many bytes, except if there is only one.
 _BYTES_PER_STREAM, _MOST_STREAMS = 16_384, 64
 
 _CATEGORICAL = constriction.stream.model.Categorical(perfect=False)
@@ -139,8 +139,8 @@ def unpack(
     text = body if header.method == _STORED else _decode(model, header, body, on_progress)
     if zlib.crc32(text) != header.crc:
         raise UserError(
-            f"{name} cannot be restored here: the model's probabilities differ from those it was compressed with. Use the "
-            "machine, the number of cores and the versions of jax and of this program with which it was made"
+            f"{name} cannot be restored here: the model's probabilities differ from those it was compressed with. Use "
+            "the machine and the versions of jax and of this program with which it was made"
         )
     return text
 

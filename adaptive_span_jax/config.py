@@ -227,7 +227,12 @@ def _rules(c: Config) -> list[tuple[str, Any, str, bool]]:
         ("evaluate.every_steps", c.evaluate.every_steps, positive, c.evaluate.every_steps >= 1),
         ("generate.length", c.generate.length, positive, c.generate.length >= 1),
         ("generate.samples", c.generate.samples, positive, c.generate.samples >= 1),
-        ("generate.temperature", c.generate.temperature, "it must be 0 or more", 0 <= c.generate.temperature < math.inf),
+        (
+            "generate.temperature",
+            c.generate.temperature,
+            "it must be 0 or more",
+            0 <= c.generate.temperature < math.inf,
+        ),
         ("generate.top_k", c.generate.top_k, "it must be 0 (all symbols) or more", c.generate.top_k >= 0),
         ("generate.top_p", c.generate.top_p, "it must be above 0 and at most 1", 0 < c.generate.top_p <= 1),
         ("generate.seed", c.generate.seed, "it must be between 0 and 2**32 - 1", 0 <= c.generate.seed < 2**32),

@@ -63,7 +63,7 @@ def text_of(text: bytes) -> str:
 
 
 def _stream(model: TrainedModel, how: GenerateConfig, prompt: bytes) -> tuple[np.ndarray, np.ndarray, float]:
-    """Shows the first sample while all are generated; tokens and nats, [length, samples], and seconds after the first."""
+    """Shows the first sample while all are generated: tokens and nats, [length, samples], and seconds for them."""
     # A symbol of UTF-8 may be several bytes, and comes when its last one does.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     sampling = Sampling(how.temperature, how.top_k, how.top_p)
