@@ -24,11 +24,18 @@ _CONFIG = config_flags.DEFINE_config_file(
 _MODES = ["train", "evaluate", "generate", "compress", "decompress", "prepare"]
 _MODE = flags.DEFINE_enum("mode", "train", _MODES, "What to do.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; runs/<config name> unless given.")
-_STEP = flags.DEFINE_string("step", "latest", "The checkpoint to use instead of training: latest, best or a step.")
+_STEP = flags.DEFINE_string("step", "latest", "evaluate, generate, …: the checkpoint: latest, best or a step.")
 _PROMPT = flags.DEFINE_string("prompt", None, "generate: the text to go on from.")
 _PROMPT_FILE = flags.DEFINE_string("prompt_file", None, "generate: a file with the text to go on from.")
 _INPUT = flags.DEFINE_string("input", None, "compress, decompress: the file to read.")
 _OUTPUT = flags.DEFINE_string("output", None, "compress, decompress: the file to write.")
+_OF_MODES = (
+    (_STEP, ("evaluate", "generate", "compress", "decompress")),
+    (_PROMPT, ("generate",)),
+    (_PROMPT_FILE, ("generate",)),
+    (_INPUT, ("compress", "decompress")),
+    (_OUTPUT, ("compress", "decompress")),
+)
 
 
 def main(argv: list[str]) -> int:
@@ -41,6 +48,9 @@ def main(argv: list[str]) -> int:
     directory = Path(_WORKDIR.value or f"runs/{name}")
     command = " ".join(["python", *(word for word in sys.argv if not word.startswith("--mode"))])
 
+    for flag, modes in _OF_MODES:
+        if flag.present and _MODE.value not in modes:
+            raise UserError(f"--{flag.name} is for --mode={' or '.join(modes)}, not for {_MODE.value}")
     # Orbax reports every rename at level INFO.
     logging.set_verbosity(logging.WARNING)
     # Only now, with a valid config: importing JAX takes seconds.

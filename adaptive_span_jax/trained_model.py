@@ -69,9 +69,10 @@ class TrainedModel:
 
     @functools.cached_property
     def hash(self) -> str:
-        """Tells models apart: 32 digits of a SHA-256 over sizes, vocabulary and weights."""
-        sizes = {name: value for name, value in vars(self.config.model).items() if name not in ("dropout", "attention")}
-        digest = hashlib.sha256(json.dumps([sizes, vars(self.config.span)], default=str).encode())
+        """Tells models apart: 32 digits of a SHA-256 over all that decides a probability."""
+        model, span = self.config.model, self.config.span
+        decides = [model.heads, model.compute_dtype, model.mask_empty_memory, span.kind, span.limit, span.ramp]
+        digest = hashlib.sha256(json.dumps(decides).encode())
         digest.update(b"".join(self.vocabulary))
         for leaf in jax.tree.leaves(self.finished.weights):
             digest.update(np.ascontiguousarray(leaf).data)

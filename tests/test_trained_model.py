@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import adaptive_span_jax
-from adaptive_span_jax import compress, evaluate, generate, sampling, sharding, step, train
+from adaptive_span_jax import compress, convert, evaluate, generate, sampling, sharding, step, train
 from adaptive_span_jax.config import GenerateConfig
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.score import score
@@ -144,6 +146,13 @@ def test_load_says_what_is_missing(tmp_path):
         adaptive_span_jax.load(tmp_path)
 
 
+def test_convert_says_what_it_needs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert convert.main(["checkpoint.pt", f"--workdir={tmp_path}"]) == 2
+    assert "error: PyTorch is needed" in (printed := capsys.readouterr().err)
+    assert "pip install -r requirements-convert.txt" in printed
+
+
 def streamed_bits(model, text, streams):
     """What the model says that a text costs, cut as the compressor cuts it."""
     parts = np.array_split(np.frombuffer(text, np.uint8), streams)
@@ -201,4 +210,4 @@ def test_files_are_compressed_and_restored(run, tmp_path, capsys):
     assert (tmp_path / "again").read_bytes() == TEXT
     assert "bits per byte" in capsys.readouterr().out
     with pytest.raises(UserError, match="--input=nowhere cannot be read"):
-        compress.compress(run, "latest", generate.Path("nowhere"), None)
+        compress.compress(run, "latest", Path("nowhere"), None)
