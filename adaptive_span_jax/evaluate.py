@@ -22,7 +22,7 @@ def evaluate(config: Config, directory: Path, which: str) -> int:
     corpus = corpora.load(config.data)
     workdir.check_same_run(directory, saved, config, corpus.fingerprint)
     finished = FinishedModel.of(config, params)
-    finished_step = make_finished_step(finished)
+    finished_step = make_finished_step(finished, mesh)
 
     found: dict[str, Any] = {"step": saved.step, "unit": corpus.unit}
     rows, average = {}, 0.0

@@ -5,6 +5,7 @@ differ in their heads' reach and are therefore not scanned but written out, each
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -38,16 +39,14 @@ class FinishedModel:
     def empty_cache(self, streams: int, mesh: Mesh, first: int = 0) -> KeyValueCache:
         """The cache of streams that have seen nothing; `first` positions of their first chunk are padding."""
         dtype = jnp.dtype(self.config.model.compute_dtype)
+        make = functools.partial(KeyValueCache.empty, self.plan, streams, self.config.head_width, dtype)
+        return jax.jit(make, out_shardings=self.cache_sharding(streams, mesh))(np.int32(first))
 
-        def make(first: jax.Array) -> KeyValueCache:
-            return KeyValueCache.empty(self.plan, streams, self.config.head_width, dtype)._replace(first=first)
-
-        number = jax.ShapeDtypeStruct((), jnp.int32)
-        placed = jax.tree.map(
-            lambda leaf: sharding.by_stream(mesh, streams) if leaf.ndim else sharding.replicated(mesh),
-            jax.eval_shape(make, number),
-        )
-        return jax.jit(make, out_shardings=placed)(np.int32(first))
+    def cache_sharding(self, streams: int, mesh: Mesh) -> Any:
+        """Where a cache's arrays lie. What reads a chunk must leave the next cache there, or it is compiled twice."""
+        at: Any = KeyValueCache
+        everywhere = sharding.replicated(mesh)
+        return at(sharding.by_stream(mesh, streams), sharding.by_stream(mesh, streams), everywhere, everywhere)
 
     def read(
         self, weights: Params, tokens_BT: ArrayLike, cache: KeyValueCache

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from adaptive_span_jax.attention import masked_softmax
 from adaptive_span_jax.head_reach import Plan
@@ -36,7 +36,7 @@ class KeyValueCache(NamedTuple):
     first: jax.Array  # the position of the first token: what stands before it is padding and leaves its row empty
 
     @classmethod
-    def empty(cls, plan: Plan, streams: int, head_width: int, dtype: DTypeLike, first: int = 0) -> "KeyValueCache":
+    def empty(cls, plan: Plan, streams: int, head_width: int, dtype: DTypeLike, first: ArrayLike) -> "KeyValueCache":
         """The cache of streams that have seen nothing."""
 
         def rings() -> tuple[tuple[jax.Array, ...], ...]:

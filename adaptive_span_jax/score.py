@@ -59,7 +59,7 @@ def score(
     return _total(params, memory, _segments(config, ids, protocol), eval_step, mesh, on_progress)
 
 
-def make_finished_step(finished: FinishedModel) -> Callable:
+def make_finished_step(finished: FinishedModel, mesh: Mesh) -> Callable:
     """The compiled step of `score_finished`."""
 
     def finished_step(weights: model.Params, cache: KeyValueCache, chunk: ScoredSegment) -> Any:
@@ -67,7 +67,8 @@ def make_finished_step(finished: FinishedModel) -> Callable:
         nats_BT = loss.nats_BT(logits_BTV, chunk.targets_BT)
         return cache, (jnp.where(chunk.scored_BT, nats_BT, 0).sum(), z_LH)
 
-    return jax.jit(finished_step, donate_argnums=1)
+    at = finished.cache_sharding(finished.config.evaluate.streams, mesh)
+    return jax.jit(finished_step, donate_argnums=1, out_shardings=(at, None))
 
 
 def score_finished(

@@ -66,6 +66,8 @@ class TrainedModel:
         self.finished = FinishedModel.of(config, params)
         self._z_LH = head_reach.largest_z(config, jax.device_get(params))
         self._mesh = mesh
+        at: Any = Reading
+        self._placed = at(self.finished.cache_sharding(1, mesh), sharding.replicated(mesh))
 
     @functools.cached_property
     def hash(self) -> str:
@@ -187,7 +189,7 @@ class TrainedModel:
             logits_BTV, cache, _ = self.finished.read(weights, tokens_BT, cache)
             return Reading(cache, logits_BTV[:, -1])
 
-        return jax.jit(read, donate_argnums=2)
+        return jax.jit(read, donate_argnums=2, out_shardings=self._placed)
 
     @functools.cached_property
     def _advance(self) -> Callable:
@@ -199,7 +201,7 @@ class TrainedModel:
             logits_BTV, cache, _ = self.finished.read(weights, token_B[:, None], reading.cache)
             return (token_B, logprob_B), Reading(cache, logits_BTV[:, 0])
 
-        return jax.jit(advance, donate_argnums=1)
+        return jax.jit(advance, donate_argnums=1, out_shardings=(None, self._placed))
 
     @functools.cached_property
     def _score(self) -> Callable:
@@ -207,4 +209,4 @@ class TrainedModel:
             logits_BTV, cache, z_LH = self.finished.read(weights, tokens_BT, cache)
             return (-loss.nats_BT(logits_BTV, targets_BT)[0], z_LH), cache
 
-        return jax.jit(score, donate_argnums=3)
+        return jax.jit(score, donate_argnums=3, out_shardings=(None, self._placed.cache))

@@ -91,7 +91,7 @@ def main() -> int:
         paths[attention] = Evaluation(step.make_eval_step(config, mesh), params, memory, mesh, config.train.segment)
     finished = FinishedModel.of(config, params)
     cache = finished.empty_cache(STREAMS, mesh)
-    paths["cache"] = Evaluation(make_finished_step(finished), finished.weights, cache, mesh, CHUNK)
+    paths["cache"] = Evaluation(make_finished_step(finished, mesh), finished.weights, cache, mesh, CHUNK)
     kept = sum(group.rows * len(group.heads) for groups in finished.plan for group in groups) / z_LH.size
     read = head_reach.head_reach(config, jax.device_get(params)).mean()
     print(f"positions kept per head: {kept:.0f} on average, {read:.0f} read, limit {config.span.limit}")
