@@ -1,4 +1,4 @@
-"""Adaptive attention span in JAX: train, evaluate, generate, compress, prepare data.
+"""Adaptive attention span in JAX: train, evaluate, generate, compress, verify checkpoints, prepare data.
 
     python main.py                                     the quickstart: three and a half minutes, no download
     python main.py --config=configs/enwik8_large.py    an experiment of the paper
@@ -7,12 +7,14 @@
 The same command again goes on where it stopped. Every field of configs/base.py can be set: --config.train.steps=100.
 """
 
+import errno
 import sys
 from pathlib import Path
 
 from absl import app, flags, logging
 from ml_collections import config_flags
 
+from adaptive_span_jax import verify
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.errors import UserError
 
@@ -21,7 +23,7 @@ _CONFIG = config_flags.DEFINE_config_file(
     "config",
     help_string="The run: a file of configs/, some with an argument (file.py:2048); quickstart.py unless given.",
 )
-_MODES = ["train", "evaluate", "generate", "compress", "decompress", "prepare"]
+_MODES = ["train", "evaluate", "generate", "compress", "decompress", "verify", "prepare"]
 _MODE = flags.DEFINE_enum("mode", "train", _MODES, "What to do.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; runs/<config name> unless given.")
 _STEP = flags.DEFINE_string("step", "latest", "evaluate, generate, …: the checkpoint: latest, best or a step.")
@@ -51,6 +53,8 @@ def main(argv: list[str]) -> int:
     for flag, modes in _OF_MODES:
         if flag.present and _MODE.value not in modes:
             raise UserError(f"--{flag.name} is for --mode={' or '.join(modes)}, not for {_MODE.value}")
+    if _MODE.value == "verify":
+        return verify.verify(directory, command)
     # Orbax reports every rename at level INFO.
     logging.set_verbosity(logging.WARNING)
     # Only now, with a valid config: importing JAX takes seconds.
@@ -110,6 +114,15 @@ if __name__ == "__main__":
         app.run(main, flags_parser=_parse)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(
+            f"error: the disk is full ({error}); what was reported as saved is safe. "
+            "Make room and start the same command again",
+            file=sys.stderr,
+        )
         sys.exit(2)
     except KeyboardInterrupt:
         print("Stopped; nothing to save.", file=sys.stderr)

@@ -28,6 +28,8 @@ Array names end in the letters of their axes:
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+__version__ = "0.1.0"
+
 if TYPE_CHECKING:
     from adaptive_span_jax.trained_model import TrainedModel
 

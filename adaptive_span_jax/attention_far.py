@@ -74,42 +74,45 @@ def backward(
     width = inputs.query_BHTK.shape[-1]
 
     def read_block(block: _Block, carry: tuple, *, in_segment: bool) -> tuple:
-        d_weights_DE, d_segment_BTD, d_query, d_z, d_table_PK = carry
+        d_weights_ED, d_segment_BTD, d_query, d_z, d_table_PK = carry
 
         def read_queries(number: jax.Array, carry: tuple) -> tuple:
-            d_query, d_z, d_table_PK, d_projected = carry
+            d_query, d_z, d_table_PK, d_projected, scratch = carry
             furthest = number * size + size - 1 - block.first
-            after: tuple[list, list, list] = ([], [], [])
+            after: tuple[list, list, list, list] = ([], [], [], [])
             for index, (lane, projected) in enumerate(zip(lanes, split(block.projected_BJE, lanes), strict=True)):
                 saved = (_cut(array[index], block.head, number, size) for array in (log_sum, d_output, d_dot))
-                found = tile.gradients(_tile(lane, block, projected, number), ramp, *saved)
+                found, used = tile.gradients(_tile(lane, block, projected, number), ramp, *saved, scratch[index])
                 d_table_PK = position_table.add_rows(d_table_PK, MARGIN, furthest, found.table_YK)
                 both = jnp.concatenate([found.key_BJK, found.value_BJK], axis=-1)
                 for old, new, done in ((d_query, found.query_BCK, after[0]), (d_z, found.z_BC1, after[1])):
                     summed = _cut(old[index], block.head, number, size) + new
                     done.append(_paste(old[index], summed, block.head, number))
                 after[2].append(d_projected[index] + both)
-            return after[0], after[1], d_table_PK, after[2]
+                after[3].append(used)
+            return after[0], after[1], d_table_PK, after[2], after[3]
 
         nothing = [jnp.zeros(part.shape, exact) for part in split(block.projected_BJE, lanes)]
-        carry = (d_query, d_z, d_table_PK, nothing)
+        scratch = [tile.make_scratch(part.shape[0], size, part.shape[1], compute) for part in nothing]
+        carry = (d_query, d_z, d_table_PK, nothing, scratch)
         carry = jax.lax.fori_loop(*_query_blocks(inputs, block), read_queries, carry)
-        d_query, d_z, d_table_PK, d_projected = carry
+        d_query, d_z, d_table_PK, d_projected, _ = carry
         d_projected_BJE = jnp.concatenate(d_projected).astype(compute)
-        d_weights_DE += jnp.einsum("BJD,BJE->DE", block.hidden_BJD, d_projected_BJE, preferred_element_type=exact)
+        d_weights_ED += jnp.einsum("BJE,BJD->ED", d_projected_BJE, block.hidden_BJD, preferred_element_type=exact)
         if in_segment:
             d_hidden_BJD = jnp.einsum("BJE,DE->BJD", d_projected_BJE, _weights(inputs, block.head))
             old = jax.lax.dynamic_slice_in_dim(d_segment_BTD, block.first, d_hidden_BJD.shape[1], axis=1)
             d_segment_BTD = jax.lax.dynamic_update_slice_in_dim(d_segment_BTD, old + d_hidden_BJD, block.first, axis=1)
-        return d_weights_DE, d_segment_BTD, d_query, d_z, d_table_PK
+        return d_weights_ED, d_segment_BTD, d_query, d_z, d_table_PK
 
     def read_head(head: jax.Array, carry: tuple) -> tuple:
         d_key_DHK, d_value_DHK, *others = carry
-        inner = (jnp.zeros((d_key_DHK.shape[0], 2 * width), exact), *others)
+        inner = (jnp.zeros((2 * width, d_key_DHK.shape[0]), exact), *others)
         for over, in_segment in ((_over_memory, False), (_over_segment, True)):
             inner = over(inputs, head, reach_H[head], lambda b, c, s=in_segment: read_block(b, c, in_segment=s), inner)
-        d_weights_DE, *others = inner
-        return _add(d_key_DHK, d_weights_DE[:, :width], head), _add(d_value_DHK, d_weights_DE[:, width:], head), *others
+        d_weights_ED, *others = inner
+        d_key_DK, d_value_DK = jnp.split(d_weights_ED.T, 2, axis=1)
+        return _add(d_key_DHK, d_key_DK, head), _add(d_value_DHK, d_value_DK, head), *others
 
     reach_H = _reach(inputs, ramp)
     carry = (

@@ -6,9 +6,10 @@ Queries stand in N chunks of C, and each chunk sees one window of keys, the W be
     chunk 0  └─────── window 0 ─────────┘
     chunk 1                   └────── window 1 ─────┘              (W = C whenever there is more than one chunk)
 
-Of its window query c sees the W keys c … c + W − 1. Scores are kept by distance, furthest first: a rectangle [C, W]
-with nothing in it that is not needed. Products with keys and values are by key, [C, W + C]; `_band` and `_unband` lead
-from one to the other, each one pass over the numbers laid out as one line:
+Of its window query c sees the W keys c … c + W − 1, which are a band of the tile [C, W + C]. Everything is by key, also
+the masked half beside the band: to leave it out would take a rearrangement before and after every product, which on a
+CPU costs more than it saves. Only products with the position table are by distance, furthest first, [C, W];
+`_by_key` and `_by_distance` lead from one to the other, each one pass over the numbers laid out as one line:
 
     by key   a b c . .        by distance   a b c        a b c . . . d e f . . . g h i       one step further
              . d e f .    ↔                 d e f        └───────────┴───────────┴────       right in every row
@@ -43,17 +44,16 @@ def context(inputs: Inputs) -> jax.Array:
 
 
 def forward(inputs: Inputs, ramp: int, key_BJHK: jax.Array, value_BJHK: jax.Array) -> tuple[softmax.Running, jax.Array]:
-    """The softmax over all near keys, and their scores_BHTW."""
+    """The softmax over all near keys, and their scores_BHTJ."""
     query = _split_chunks(inputs.query_BHTK, inputs.chunk)
     exact = inputs.z_BHT1.dtype
     key, value = (_window(rows, inputs.chunk) for rows in (key_BJHK, value_BJHK))
     content = jnp.einsum("BHNCK,BHNJK->BHNCJ", query, key, preferred_element_type=exact)
     position = jnp.einsum("BHNCK,WK->BHNCW", query, _table(inputs), preferred_element_type=exact)
-    score = _band(content) + position
+    score = content + _by_key(position)
 
     def weigh(kept: jax.Array) -> jax.Array:
-        by_key = _unband(kept.astype(value.dtype))
-        return jnp.einsum("BHNCJ,BHNJK->BHNCK", by_key, value, preferred_element_type=exact)
+        return jnp.einsum("BHNCJ,BHNJK->BHNCK", kept.astype(value.dtype), value, preferred_element_type=exact)
 
     running = softmax.accumulate(softmax.start(exact, query.shape), score, _pairs(inputs), ramp, weigh)
     return softmax.Running(*(_join_chunks(array) for array in running)), _join_chunks(score)
@@ -64,7 +64,7 @@ def backward(
     ramp: int,
     key_BJHK: jax.Array,
     value_BJHK: jax.Array,
-    score_BHTW: jax.Array,
+    score_BHTJ: jax.Array,
     log_sum_BHT1: jax.Array,
     d_output_BHTK: jax.Array,
     d_dot_BHT1: jax.Array,
@@ -73,21 +73,21 @@ def backward(
     chunk, compute = inputs.chunk, key_BJHK.dtype
     query, score, log_sum, d_output, d_dot = (
         _split_chunks(array, chunk)
-        for array in (inputs.query_BHTK, score_BHTW, log_sum_BHT1, d_output_BHTK.astype(compute), d_dot_BHT1)
+        for array in (inputs.query_BHTK, score_BHTJ, log_sum_BHT1, d_output_BHTK.astype(compute), d_dot_BHT1)
     )
     key, value = (_window(rows, chunk) for rows in (key_BJHK, value_BJHK))
     exact = score.dtype
-    d_weight = _band(jnp.einsum("BHNCK,BHNJK->BHNCJ", d_output, value, preferred_element_type=exact))
+    d_weight = jnp.einsum("BHNCK,BHNJK->BHNCJ", d_output, value, preferred_element_type=exact)
     found = softmax.gradients(score, _pairs(inputs), ramp, log_sum, d_weight, d_dot)
-    by_distance = found.d_score.astype(compute)
-    by_key, kept = _unband(by_distance), _unband(found.kept.astype(compute))
-    d_query = jnp.einsum("BHNCJ,BHNJK->BHNCK", by_key, key, preferred_element_type=exact)
-    d_query += jnp.einsum("BHNCW,WK->BHNCK", by_distance, _table(inputs), preferred_element_type=exact)
+    d_score, kept = found.d_score.astype(compute), found.kept.astype(compute)
+    d_position = _by_distance(d_score)
+    d_query = jnp.einsum("BHNCJ,BHNJK->BHNCK", d_score, key, preferred_element_type=exact)
+    d_query += jnp.einsum("BHNCW,WK->BHNCK", d_position, _table(inputs), preferred_element_type=exact)
     return Found(
         query_BHTK=_join_chunks(d_query),
-        key_BJHK=_unwindow(jnp.einsum("BHNCJ,BHNCK->BHNJK", by_key, query, preferred_element_type=exact)),
+        key_BJHK=_unwindow(jnp.einsum("BHNCJ,BHNCK->BHNJK", d_score, query, preferred_element_type=exact)),
         value_BJHK=_unwindow(jnp.einsum("BHNCJ,BHNCK->BHNJK", kept, d_output, preferred_element_type=exact)),
-        table_WK=jnp.einsum("BHNCW,BHNCK->BHWK", by_distance, query, preferred_element_type=exact).sum(axis=(0, 1)),
+        table_WK=jnp.einsum("BHNCW,BHNCK->BHWK", d_position, query, preferred_element_type=exact).sum(axis=(0, 1)),
         z_BHT1=_join_chunks(found.d_z),
     )
 
@@ -101,8 +101,8 @@ def _pairs(inputs: Inputs) -> softmax.Pairs:
     chunks = inputs.query_BHTK.shape[2] // chunk
     _, head, number, place, _ = jnp.ogrid[:1, :heads, :chunks, :chunk, :1]
     query = number * chunk + place
-    distance = jnp.arange(NEAR, 0, -1)[None, None, None, None, :]
-    visible = distance <= inputs.limit
+    distance = NEAR + place - jnp.arange(NEAR + chunk)[None, None, None, None, :]
+    visible = (distance >= 1) & (distance <= min(NEAR, inputs.limit))
     if inputs.filled is not None:
         visible = visible & (distance <= inputs.filled + query)
     dropout = inputs.dropout
@@ -111,15 +111,15 @@ def _pairs(inputs: Inputs) -> softmax.Pairs:
     return softmax.Pairs(distance, visible, _split_chunks(inputs.z_BHT1, chunk), dropout)
 
 
-def _band(by_key: jax.Array) -> jax.Array:
+def _by_distance(by_key: jax.Array) -> jax.Array:
     """[…, C, W + C] by key → […, C, W] by distance."""
     *outer, queries, keys = by_key.shape
     flat = jnp.pad(by_key.reshape(*outer, queries * keys), [(0, 0)] * len(outer) + [(0, queries)])
     return flat.reshape(*outer, queries, keys + 1)[..., : keys - queries]
 
 
-def _unband(by_distance: jax.Array) -> jax.Array:
-    """[…, C, W] by distance → […, C, W + C] by key, 0 elsewhere: the transpose of `_band`."""
+def _by_key(by_distance: jax.Array) -> jax.Array:
+    """[…, C, W] by distance → […, C, W + C] by key, 0 beside the band: the transpose of `_by_distance`."""
     *outer, queries, width = by_distance.shape
     keys = width + queries
     wide = jnp.pad(by_distance, [(0, 0)] * (len(outer) + 1) + [(0, queries + 1)])

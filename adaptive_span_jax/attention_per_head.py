@@ -74,7 +74,7 @@ class _Saved(NamedTuple):
     log_sum_BHT1: jax.Array
     key_BJHK: jax.Array
     value_BJHK: jax.Array
-    score_BHTW: jax.Array  # near scores by distance
+    score_BHTJ: jax.Array  # near scores of each query with its window of keys
 
 
 # Streams come first in everything saved.
@@ -110,7 +110,7 @@ def _backward(ramp: int, residuals: tuple[Inputs, _Saved], d_output_BHTK: jax.Ar
         lanes = inputs.lanes()
         d_dot_BHT1 = (d_output_BHTK * saved.output_BHTK).sum(axis=-1, keepdims=True)
         log_sum, d_output, d_dot = (split(array, lanes) for array in (saved.log_sum_BHT1, d_output_BHTK, d_dot_BHT1))
-        kept = (split(array, lanes) for array in (saved.key_BJHK, saved.value_BJHK, saved.score_BHTW))
+        kept = (split(array, lanes) for array in (saved.key_BJHK, saved.value_BJHK, saved.score_BHTJ))
         shares = zip(lanes, *kept, log_sum, d_output, d_dot, strict=True)
         near = [attention_near.backward(lane, ramp, *rest) for lane, *rest in shares]
         found = _from_near(inputs, near)

@@ -1,24 +1,48 @@
 """Orbax checkpoints: parameters, optimizer state, segment memory, and where in the text they stand.
 
-A checkpoint is a directory `checkpoints/<step>` with three trees of arrays, `params`, `optimizer` and `memory`, and a
-JSON file `_CHECKPOINT_METADATA` whose `custom_metadata` holds the position in the text, the data's fingerprint and the
-config. Any orbax, and for the arrays any TensorStore (OCDBT of zarr), can read it without this package.
+    checkpoints/1000/params/, optimizer/, memory/    three trees of arrays, in orbax's format: OCDBT of zarr
+    checkpoints/1000/_CHECKPOINT_METADATA            JSON; its `custom_metadata` holds the fields of `Saved`
+    checkpoints/1000/SHA256SUMS                      the hash of every other file
+    checkpoints/1200.unfinished, damaged/…           see sealed.py
+
+The arrays of `params` are named in model.py, `optimizer` is what optax made of them; memory.py explains `memory`.
+Any orbax, and for the arrays any TensorStore, reads all of it without this package: `ocp.load_checkpointables(folder)`;
+`tests/test_checkpoint.py` does so.
+
+A save is copied off the devices at once, then written, hashed and given its name while training goes on; then it is
+reported as saved. On several hosts every process writes its own arrays and the first one does the rest; the folder must
+be one that all of them see.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import math
+import platform
+import shutil
+import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
+import adaptive_span_jax
+from adaptive_span_jax import display, sealed
+from adaptive_span_jax.config import CheckpointConfig
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.model import Params
 from adaptive_span_jax.segments import Position
 from adaptive_span_jax.train_state import TrainState
+
+
+def versions() -> dict[str, str]:
+    """What a checkpoint is made with."""
+    libraries = {name: version(name) for name in ("jax", "flax", "optax", "orbax-checkpoint", "numpy")}
+    return {"adaptive_span_jax": adaptive_span_jax.__version__, "python": platform.python_version(), **libraries}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,105 +55,220 @@ class Saved:
     fingerprint: str  # of the text
     vocabulary: str  # symbol number i is the character with the byte's number
     config: dict[str, Any]
+    learning_rate: float = 0.0  # of the next step; the schedule's own fields are in the config, its count is `step`
+    bad_steps: int = 0  # steps so far whose update was left out
+    dev_bits: float | None = None
+    versions: dict[str, str] = dataclasses.field(default_factory=versions)
 
 
 class Checkpoints:
     """The checkpoints of one run: the newest few and the one with the best dev bits are kept."""
 
-    def __init__(self, directory: Path, keep: int):
-        policies = ocp.training.preservation_policies
-        best = policies.BestN(
-            get_metric_fn=lambda metrics: metrics["dev_bits"],
-            reverse=True,
-            n=1,
-            keep_checkpoints_without_metrics=False,
-        )
-        self._directory = directory
-        policy: Any = policies.AnyPreservationPolicy([policies.LatestN(keep), best])
-        self._checkpointer = ocp.training.Checkpointer(
-            str(directory.absolute()),
-            preservation_policy=policy,
-            cleanup_tmp_directories=True,
-        )
-        self._pending: Any = None
+    def __init__(self, directory: Path, config: CheckpointConfig):
+        self._directory = directory.absolute()
+        self._config = config
+        self._damage: dict[int, str | None] = {}  # what was found in those that were checked
+        self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
+        self._pending: concurrent.futures.Future[None] | None = None
+        self._failure: UserError | None = None
+        self._saved_at = time.monotonic()
+        self._step: int | None = None  # of the newest save, whether it has been finished or not
 
-    @property
-    def latest_step(self) -> int | None:
-        """The newest finished checkpoint, if there is any."""
-        latest = self._checkpointer.latest
-        return None if latest is None else latest.step
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # However the run ends, what is being written is brought to an end before another run may come.
+        self._worker.shutdown()
+
+    def newest(self) -> int | None:
+        """The newest checkpoint whose content is what was written, if there is any; says what it passes over."""
+        found = self._find_newest() if jax.process_index() == 0 else None
+        if jax.process_count() > 1:
+            found = int(multihost_utils.broadcast_one_to_all(np.int32(-1 if found is None else found)))
+        self._step = None if found is None or found < 0 else found
+        return self._step
 
     def choose(self, which: str) -> int:
         """The step of the checkpoint that a user names: latest, best (on dev) or a number."""
-        bits = {each.step: (each.metrics or {}).get("dev_bits") for each in self._checkpointer.checkpoints}
-        scored = {step: found for step, found in bits.items() if found is not None}
-        chosen = {"latest": max(bits, default=None), "best": min(scored, key=lambda step: scored[step], default=None)}
-        step = chosen.get(which, int(which) if which.isdecimal() else None)
-        if step not in bits:
-            there = ", ".join(f"{step}{' (best)' if step == chosen['best'] else ''}" for step in sorted(bits)) or "none"
+        steps, best = sealed.sealed_steps(self._directory), self._best(self._dev_bits())
+        named = {"latest": self.newest, "best": lambda: best}
+        step = named[which]() if which in named else int(which) if which.isdecimal() else None
+        if step is None or step not in steps:
+            there = ", ".join(f"{each}{' (best)' if each == best else ''}" for each in steps) or "none"
             raise UserError(
                 f"{self._directory}: no checkpoint {which!r}; name a step, latest or best. There are: {there}"
             )
         return step
 
+    def set_damaged_aside(self) -> None:
+        """Moves what is damaged or unfinished out of the way; only for the one process that may write here."""
+        if jax.process_index() != 0 or not self._directory.is_dir():
+            return
+        sealed.finish_deleting(self._directory)
+        whole = self._find_newest()
+        damaged = [step for step, damage in self._damage.items() if damage]
+        if damaged and whole is None:
+            # To start a long run over is for the user to decide.
+            raise UserError(
+                f"{self._directory} has only damaged checkpoints (see above); restore one from a copy, or "
+                "start a new run with another --workdir"
+            )
+        for step in damaged:
+            display.say(f"it is set aside: {sealed.set_aside(self._directory / str(step))}")
+        for folder in sealed.leftovers(self._directory):
+            display.say(
+                f"{folder.name} was being written when a process was killed; set aside: {sealed.set_aside(folder)}"
+            )
+
     def describe(self, step: int) -> Saved:
         """What was written beside the arrays of a checkpoint."""
-        found: Any = self._checkpointer.checkpointables_metadata(step).custom_metadata
-        return Saved(**found | {"step": step, "position": Position(**found["position"])})
-
-    def save(self, state: TrainState, about: Saved, dev_bits: float | None = None) -> None:
-        """Starts saving; the state may be given away at once. A failure shows at the next `save` or `wait`."""
-        self.wait()
-        step = about.step
-        if self.latest_step == step:
-            return
-        json_fields: Any = dataclasses.asdict(about) | {"position": about.position._asdict()}
-        del json_fields["step"]
-        arrays = {"params": state.params, "optimizer": state.opt_state, "memory": state.memory}
-        metrics: Any = None if dev_bits is None else {"dev_bits": dev_bits}
-        with self._failure(step):
-            self._pending = self._checkpointer.save_checkpointables_async(
-                step, arrays, metrics=metrics, custom_metadata=json_fields
-            )
-        if self._pending is None:
-            # Orbax skips a save without a word when a newer step exists.
+        found: Any = ocp.checkpointables_metadata(str(self._directory / str(step))).custom_metadata
+        try:
+            return Saved(**found | {"step": step, "position": Position(**found["position"])})
+        except (TypeError, KeyError) as error:
             raise UserError(
-                f"{self._directory} has a checkpoint of step {self.latest_step}, newer than step {step} that was to be "
-                "saved; another run seems to use the same directory. Start this one with another --workdir"
-            )
-        self._pending_step = step
-
-    def wait(self) -> None:
-        """Waits until what was saved is safely on disk."""
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
-            with self._failure(self._pending_step):
-                pending.result()
+                f"{self._directory / str(step)} was written by another version of this package ({error}); "
+                "start a new run with another --workdir"
+            ) from error
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """The state of a checkpoint, placed like `abstract`."""
         arrays = {"params": abstract.params, "optimizer": abstract.opt_state, "memory": abstract.memory}
-        loaded = self._checkpointer.load_checkpointables(step, arrays)
+        loaded = self._load(step, arrays)
         number = jax.device_put(np.asarray(step, abstract.step.dtype), abstract.step.sharding)
         return TrainState(number, loaded["params"], loaded["optimizer"], loaded["memory"])
 
     def restore_params(self, step: int, abstract: Params) -> Params:
         """Only the parameters of a checkpoint, placed like `abstract`."""
-        return self._checkpointer.load_checkpointables(step, {"params": abstract})["params"]
+        return self._load(step, {"params": abstract})["params"]
 
-    def close(self) -> None:
-        """Waits for what is being saved, then lets go of the directory."""
-        self.wait()
-        self._checkpointer.close()
+    def params_shapes(self, step: int) -> Params:
+        """The parameters' shapes and types as they are stored."""
+        found: Any = ocp.checkpointables_metadata(str(self._directory / str(step))).metadata
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), found["params"])
 
-    @contextlib.contextmanager
-    def _failure(self, step: int) -> Iterator[None]:
+    def due(self, step: int) -> bool:
+        """Whether a step is one to save after, by the config's steps or minutes."""
+        if step % self._config.every_steps == 0 or not self._config.every_minutes:
+            return step % self._config.every_steps == 0
+        late = time.monotonic() - self._saved_at >= 60 * self._config.every_minutes
+        if jax.process_count() > 1:
+            # Clocks differ: the first process decides for all.
+            late = bool(multihost_utils.broadcast_one_to_all(np.bool_(late)))
+        return late
+
+    def save(self, state: TrainState, about: Saved) -> None:
+        """Starts saving; the state may be given away at once. Does nothing if this step was the last to be saved."""
+        self._wait()
+        step = about.step
+        if step == self._step:
+            return
+        self._step, self._saved_at = step, time.monotonic()
+        fields: Any = dataclasses.asdict(about) | {"position": about.position._asdict()}
+        del fields["step"]
+        arrays = {"params": state.params, "optimizer": state.opt_state, "memory": state.memory}
+        response: Any = None
         try:
-            yield
-        except OSError as error:
-            safe = self.latest_step
+            response = ocp.save_checkpointables_async(
+                str(sealed.unfinished(self._directory, step)), arrays, custom_metadata=fields
+            )
+        except Exception as error:
+            self._fail(step, error)
+        else:
+            self._pending = self._worker.submit(self._finish, response, step)
+
+    def check(self) -> None:
+        """Raises if a save has failed and the config says to stop then."""
+        if self._pending is not None and self._pending.done():
+            self._wait()
+        if self._failure is not None and self._config.on_failure == "stop":
+            raise self._failure
+
+    def finish(self) -> None:
+        """Waits for what is being saved; raises if the last save failed."""
+        self._wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _wait(self) -> None:
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def _finish(self, response: Any, step: int) -> None:
+        """In the background: waits until all is written, seals it, deletes what is no longer kept."""
+        try:
+            response.result()
+            if jax.process_index() == 0:
+                sealed.seal(self._directory, step)
+        # Whatever the libraries call a full disk or a lost connection, it is a save that failed and is said to be one.
+        except Exception as error:
+            self._fail(step, error)
+            return
+        self._failure = None
+        if jax.process_index() == 0:
+            display.say(f"step {step:,} is saved")
+            self._thin_out()
+
+    def _fail(self, step: int, error: Exception) -> None:
+        if jax.process_index() == 0:
+            # What was written of it would only take the room that the next save needs.
+            for folder in sealed.leftovers(self._directory):
+                shutil.rmtree(folder, ignore_errors=True)
+        steps = sealed.sealed_steps(self._directory)
+        reason = str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)
+        self._failure = UserError(
+            f"{self._directory}: the checkpoint of step {step:,} could not be written ({reason}); "
+            + (f"that of step {steps[-1]:,} is safe" if steps else "no checkpoint exists yet")
+            + ". Make room and start the same command again"
+        )
+        self._failure.__cause__ = error
+        if self._config.on_failure == "continue":
+            display.say(f"warning: {self._failure}; training goes on (config.checkpoint.on_failure)")
+
+    def _thin_out(self) -> None:
+        """Keeps the newest few and the best."""
+        steps, bits = sealed.sealed_steps(self._directory), self._dev_bits()
+        for step in bits:
+            if step not in (*steps[-self._config.keep :], self._best(bits)):
+                sealed.delete(self._directory, step)
+
+    def _dev_bits(self) -> dict[int, float | None]:
+        """The dev bits of every checkpoint that can be read; others, perhaps damaged, are not for us to judge."""
+        bits = {}
+        for step in sealed.sealed_steps(self._directory):
+            with contextlib.suppress(Exception):
+                bits[step] = self.describe(step).dev_bits
+        return bits
+
+    @staticmethod
+    def _best(bits: dict[int, float | None]) -> int | None:
+        scored = {step: found for step, found in bits.items() if found is not None and math.isfinite(found)}
+        return min(scored, key=lambda step: scored[step], default=None)
+
+    def _find_newest(self) -> int | None:
+        for step in reversed(sealed.sealed_steps(self._directory)):
+            if step not in self._damage:
+                with display.share_done(f"checking the checkpoint of step {step:,}") as show:
+                    self._damage[step] = sealed.find_damage(self._directory / str(step), show)
+                if self._damage[step]:
+                    display.say(f"the checkpoint of step {step:,} is damaged: {self._damage[step]}")
+            if self._damage[step] is None:
+                return step
+        return None
+
+    def _load(self, step: int, abstract: dict[str, Any]) -> dict[str, Any]:
+        folder = self._directory / str(step)
+        if jax.process_index() == 0 and step not in self._damage:
+            self._damage[step] = sealed.find_damage(folder)
+        if damage := self._damage.get(step):
+            raise UserError(f"{folder} is damaged: {damage}")
+        try:
+            return ocp.load_checkpointables(str(folder), abstract)
+        except Exception as error:
+            reason = str(error).strip().splitlines()[0]
             raise UserError(
-                f"{self._directory}: the checkpoint of step {step} could not be written ({error}); "
-                + ("no checkpoint exists yet" if safe is None else f"the one of step {safe} is safe")
-                + ". Make room and start the same command again"
+                f"{folder} is what was written, but cannot be read into this model ({reason}). It was written with "
+                f"{self.describe(step).versions}, now it is {versions()}"
             ) from error

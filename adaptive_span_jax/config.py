@@ -12,6 +12,7 @@ from adaptive_span_jax.errors import UserError
 SPAN_KINDS = ("fixed", "adaptive", "dynamic")
 SOURCES = ("enwik8", "text8", "files", "stdlib")
 ATTENTION_PATHS = ("per_head", "plain")
+ON_FAILURE = ("continue", "stop")
 COMPUTE_DTYPES = ("float32", "bfloat16", "float64")
 
 
@@ -63,6 +64,7 @@ class TrainConfig:
     warmup_steps: int
     cooldown_start: int
     clip: float
+    max_bad_steps: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +92,9 @@ class CheckpointConfig:
     """How often the state is saved and how many saves are kept."""
 
     every_steps: int
+    every_minutes: float
     keep: int
+    on_failure: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +109,7 @@ class Config:
     """A whole run. Fields are documented in `configs/base.py`."""
 
     seed: int
+    init_from: str
     data: DataConfig
     model: ModelConfig
     span: SpanConfig
@@ -223,6 +228,7 @@ def _rules(c: Config) -> list[tuple[str, Any, str, bool]]:
         ("train.warmup_steps", c.train.warmup_steps, "it must be 0 or more", c.train.warmup_steps >= 0),
         ("train.cooldown_start", c.train.cooldown_start, "it must be 0 (never) or more", c.train.cooldown_start >= 0),
         ("train.clip", c.train.clip, "it must be above 0", c.train.clip > 0),
+        ("train.max_bad_steps", c.train.max_bad_steps, positive, c.train.max_bad_steps >= 1),
         ("evaluate.streams", c.evaluate.streams, positive, c.evaluate.streams >= 1),
         ("evaluate.every_steps", c.evaluate.every_steps, positive, c.evaluate.every_steps >= 1),
         ("generate.length", c.generate.length, positive, c.generate.length >= 1),
@@ -237,6 +243,18 @@ def _rules(c: Config) -> list[tuple[str, Any, str, bool]]:
         ("generate.top_p", c.generate.top_p, "it must be above 0 and at most 1", 0 < c.generate.top_p <= 1),
         ("generate.seed", c.generate.seed, "it must be between 0 and 2**32 - 1", 0 <= c.generate.seed < 2**32),
         ("checkpoint.every_steps", c.checkpoint.every_steps, positive, c.checkpoint.every_steps >= 1),
+        (
+            "checkpoint.every_minutes",
+            c.checkpoint.every_minutes,
+            "it must be 0 (never) or more",
+            c.checkpoint.every_minutes >= 0,
+        ),
+        (
+            "checkpoint.on_failure",
+            c.checkpoint.on_failure,
+            f"it must be one of {', '.join(ON_FAILURE)}",
+            c.checkpoint.on_failure in ON_FAILURE,
+        ),
         ("checkpoint.keep", c.checkpoint.keep, positive, c.checkpoint.keep >= 1),
         ("log.every_steps", c.log.every_steps, positive, c.log.every_steps >= 1),
     ]

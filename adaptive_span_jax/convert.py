@@ -33,6 +33,7 @@ from adaptive_span_jax.published_checkpoint import PublishedCheckpoint
 from adaptive_span_jax.published_weights import from_published, to_published
 from adaptive_span_jax.segments import Position
 from adaptive_span_jax.train_state import TrainState, abstract_state, create_state
+from adaptive_span_jax.trained_model import READ_ONLY
 
 # What a published file has and a run of ours has no place for, so that the way back is exact.
 _EXTRA = "published.json"
@@ -67,7 +68,7 @@ def from_torch(file: Path, directory: Path, config_file: Path | None, changes: l
         vocabulary,
         json.loads(json.dumps(dataclasses.asdict(config))),
     )
-    checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint.keep)
+    checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint)
     checkpoints.save(TrainState(step, params, opt_state, state.memory), about)
     checkpoints.close()
     workdir.write_config(directory, config)
@@ -91,7 +92,7 @@ def to_torch(file: Path, directory: Path, which: str) -> None:
     """Writes a run's checkpoint as the published code does."""
     if not (directory / "checkpoints").is_dir():
         raise UserError(f"--workdir={directory} has no checkpoints; name the workdir of a run")
-    checkpoints = Checkpoints(directory / "checkpoints", 1)
+    checkpoints = Checkpoints(directory / "checkpoints", READ_ONLY)
     saved = checkpoints.describe(checkpoints.choose(which))
     config = Config.from_dict(saved.config)
     if config.span.kind == "dynamic":
@@ -99,7 +100,6 @@ def to_torch(file: Path, directory: Path, which: str) -> None:
     mesh = sharding.make_mesh(jax.devices()[:1])
     abstract = abstract_state(config, len(saved.vocabulary), make_optimizer(config.train), mesh)
     state = jax.device_get(checkpoints.restore(saved.step, abstract))
-    checkpoints.close()
     adagrad = next(part for part in state.opt_state if isinstance(part, AdagradState))
     sums: Any = adagrad.sum_of_squares
     iteration, logger = saved.step - 1, {}

@@ -3,6 +3,8 @@
 Counts are multiply-adds of the forward pass; like the paper's they leave out embeddings and the output layer.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -12,6 +14,21 @@ from adaptive_span_jax.span import reach
 
 # The published code computes all heads of a layer at its longest span, rounded up to a multiple of this.
 PUBLISHED_TRIM = 64
+
+
+class Cost(NamedTuple):
+    """What one step's forward pass costs at its spans."""
+
+    far_tiles: jax.Array  # how many tiles the far part computes for each stream, over all heads and layers
+    executed: jax.Array  # multiply-adds per token
+    published: jax.Array  # multiply-adds per token of the published algorithm
+
+
+def cost(config: Config, furthest_z_LH: jax.Array) -> Cost:
+    """The cost at these spans; where z differs between tokens, each head's largest counts."""
+    _, tiles_LH = far_tiles_LH(config, furthest_z_LH)
+    executed, published = executed_flops(config, furthest_z_LH), published_flops(config, furthest_z_LH)
+    return Cost(tiles_LH.sum(), executed, published)
 
 
 def paper_flops(config: Config, average_span: float) -> float:

@@ -34,16 +34,22 @@ class Memory(NamedTuple):
         nothing = jnp.zeros((), jnp.int32)
         return cls(jnp.zeros((layers, streams, rows, width), dtype), nothing, nothing)
 
-    def advance(self, inputs_LBTD: jax.Array, limit: int) -> "Memory":
-        """The memory after one more segment, given every layer's input for it."""
+    def advance(self, inputs_LBTD: jax.Array, limit: int, good: jax.Array | bool = True) -> "Memory":
+        """The memory after one more segment, given every layer's input for it; unchanged if the segment is not `good`.
+
+        `good` should follow from everything that reads this memory. Only then does the compiler know that all reading
+        is over when it writes, and writes in place; otherwise it copies the whole memory in every step.
+        """
         segment = inputs_LBTD.shape[2]
         ring = _ring(limit, segment)
-        new = jax.lax.stop_gradient(inputs_LBTD).astype(self.hidden_LBMD.dtype)
+        new = inputs_LBTD.astype(self.hidden_LBMD.dtype)
         mirror = jnp.where(self.end < self.hidden_LBMD.shape[2] - ring, ring + self.end, self.end)
         hidden_LBMD = self.hidden_LBMD
         for row in (self.end, mirror):
-            hidden_LBMD = jax.lax.dynamic_update_slice_in_dim(hidden_LBMD, new, row, axis=2)
-        return Memory(hidden_LBMD, (self.end + segment) % ring, jnp.minimum(self.filled + segment, limit))
+            old = jax.lax.dynamic_slice_in_dim(hidden_LBMD, row, segment, axis=2)
+            hidden_LBMD = jax.lax.dynamic_update_slice_in_dim(hidden_LBMD, jnp.where(good, new, old), row, axis=2)
+        end, filled = (self.end + segment) % ring, jnp.minimum(self.filled + segment, limit)
+        return Memory(hidden_LBMD, jnp.where(good, end, self.end), jnp.where(good, filled, self.filled))
 
     def layer(self, index: jax.Array | int, limit: int, segment: int) -> "LayerMemory":
         """One layer's memory, about to be read by a segment."""

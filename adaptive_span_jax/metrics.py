@@ -1,12 +1,16 @@
 """What training writes down as it goes: `metrics.jsonl` for programs, TensorBoard events for people."""
 
+import contextlib
 import json
+import math
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tensorboardX import SummaryWriter
 
+from adaptive_span_jax import display
 from adaptive_span_jax.figures import pixels, span_heat_map
 
 
@@ -15,15 +19,17 @@ class Window:
 
     def __init__(self) -> None:
         self.steps = 0
-        self._nats = 0.0
+        self._nats, self._finite = 0.0, 0
         self._waited = 0.0
         self._paused = 0.0
         self._started = time.perf_counter()
 
     def add(self, nats: float) -> None:
-        """One more step is done."""
+        """One more step is done. A loss that is not finite counts for the time only."""
         self.steps += 1
-        self._nats += nats
+        if math.isfinite(nats):
+            self._nats += nats
+            self._finite += 1
 
     def wait(self, seconds: float) -> None:
         """The next segment took this long to fetch, and a step could not start before."""
@@ -36,7 +42,7 @@ class Window:
     @property
     def nats(self) -> float:
         """The mean over the steps."""
-        return self._nats / self.steps
+        return self._nats / self._finite if self._finite else math.nan
 
     @property
     def seconds_per_step(self) -> float:
@@ -61,11 +67,17 @@ class MetricsLog:
             replacement.write_text("".join(line + "\n" for line in kept))
             replacement.replace(self._path)
         self._tensorboard = SummaryWriter(str(workdir / "tensorboard"), purge_step=resumed_at + 1, flush_secs=10)
+        writer: Any = self._tensorboard.file_writer
+        events = writer.event_writer._ev_writer
+        events._py_recordio_writer = _Forgiving(events._py_recordio_writer)
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         """One line and one TensorBoard point per number."""
-        with self._path.open("a") as file:
-            file.write(json.dumps({"step": step, **scalars}) + "\n")
+        try:
+            with self._path.open("a") as file:
+                file.write(json.dumps({"step": step, **scalars}) + "\n")
+        except OSError as error:
+            display.say(f"warning: step {step:,} is missing in {self._path} ({error.strerror})")
         for name, value in scalars.items():
             self._tensorboard.add_scalar(name, value, step)
 
@@ -78,6 +90,28 @@ class MetricsLog:
     def close(self) -> None:
         """Writes out what TensorBoard still holds."""
         self._tensorboard.close()
+
+
+class _Forgiving:
+    """A file of TensorBoard events that leaves out what a full disk does not take.
+
+    tensorboardX writes in a thread. An error would end it, and training would wait forever to hand it the next point.
+    """
+
+    def __init__(self, file: Any):
+        self._file = file
+
+    def write(self, event: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self._file.write(event)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.flush()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 def _step_of(line: str) -> float:

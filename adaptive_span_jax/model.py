@@ -1,4 +1,4 @@
-"""The Transformer: token ids and memory in, log-odds of the next token and memory out.
+"""The Transformer: token ids and memory in, log-odds of the next token and what memory is to take in out.
 
 Outside this file parameters are a plain nested dict. Layers are stacked along a leading axis, so that one layer body,
 scanned, serves all: compile time does not grow with depth, and checkpoints need no framework to read. Flax modules are
@@ -36,9 +36,10 @@ class Prediction(NamedTuple):
     """What one segment gives."""
 
     logits_BTV: jax.Array
-    memory: Memory
+    inputs_LBTD: jax.Array  # every layer's input, which `Memory.advance` takes in
     penalty: jax.Array  # positions of average span, summed over layers; the loss multiplies it by lambda
     z_LH: jax.Array  # each head's z in positions, averaged over tokens where it differs between them
+    furthest_z_LH: jax.Array  # the same, the largest over tokens: what the head's cost follows
 
 
 def param_dtype(config: Config) -> DTypeLike:
@@ -91,13 +92,14 @@ def apply(
             filled=filled,
             dropout=dropout.at(index) if dropout else None,
         )
-        return next_BTD, (hidden_BTD, layer.attention.penalty(z_BTH), z_BTH.mean(axis=(0, 1)))
+        return next_BTD, (hidden_BTD, layer.attention.penalty(z_BTH), z_BTH.mean(axis=(0, 1)), z_BTH.max(axis=(0, 1)))
 
     layers = jnp.arange(config.model.layers)
-    hidden_BTD, (inputs_LBTD, penalty_L, z_LH) = jax.lax.scan(read_layer, hidden_BTD, (layers, params[LAYERS]))
+    hidden_BTD, found = jax.lax.scan(read_layer, hidden_BTD, (layers, params[LAYERS]))
+    inputs_LBTD, penalty_L, z_LH, furthest_z_LH = found
 
-    logits_BTV = output(params, hidden_BTD)
-    return Prediction(logits_BTV, memory.advance(inputs_LBTD, limit), penalty_L.sum(), jax.lax.stop_gradient(z_LH))
+    inputs_LBTD, z_LH, furthest_z_LH = jax.lax.stop_gradient((inputs_LBTD, z_LH, furthest_z_LH))
+    return Prediction(output(params, hidden_BTD), inputs_LBTD, penalty_L.sum(), z_LH, furthest_z_LH)
 
 
 def embed(config: Config, params: Params, tokens_BT: ArrayLike) -> jax.Array:

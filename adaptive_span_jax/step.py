@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from adaptive_span_jax import loss, model, sharding, span
+from adaptive_span_jax import flops, loss, model, sharding, span
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.dropout import Dropout
 from adaptive_span_jax.memory import Memory
@@ -26,6 +26,8 @@ class Metrics(NamedTuple):
     penalty_nats: jax.Array
     learning_rate: jax.Array
     z_LH: jax.Array  # each head's z in positions, before the update
+    cost: flops.Cost  # what attention computed at these spans
+    good: jax.Array  # whether the step was applied: loss and gradients were numbers
 
 
 TrainStep = Callable[[TrainState, Segment], tuple[TrainState, Metrics]]
@@ -54,10 +56,17 @@ def make_train_step(
         gradient = jax.grad(functools.partial(objective, config), has_aux=True)
         with sharding.on_mesh(mesh):
             gradients, (prediction, nats, penalty_nats) = gradient(state.params, segment, state.memory, dropout)
+        # One number that is none would spoil every parameter for good, so such a step is left out; the run goes on
+        # with the next segment, from the memory before. To Adagrad a gradient of zero is no step at all: parameters and
+        # sums stay as they are, to the last bit, and the schedule stays in step with the steps.
+        good = jnp.isfinite(nats + optax.tree.norm(gradients))
+        gradients = jax.tree.map(lambda g: jnp.where(good, g, 0), gradients)
         updates, opt_state = optimizer.update(gradients, state.opt_state)
         params: Any = span.project(optax.apply_updates(state.params, updates))
-        metrics = Metrics(nats, penalty_nats, schedule(state.step), prediction.z_LH)
-        return TrainState(state.step + 1, params, opt_state, prediction.memory), metrics
+        memory = state.memory.advance(prediction.inputs_LBTD, config.span.limit, good)
+        cost = flops.cost(config, prediction.furthest_z_LH)
+        metrics = Metrics(nats, penalty_nats, schedule(state.step), prediction.z_LH, cost, good)
+        return TrainState(state.step + 1, params, opt_state, memory), metrics
 
     return jax.jit(train_step, donate_argnums=0, out_shardings=(_placement(state), None))
 
@@ -83,7 +92,8 @@ def make_eval_step(config: Config, mesh: Mesh) -> EvalStep:
         with sharding.on_mesh(mesh):
             prediction = model.apply(config, params, segment.tokens_BT, memory)
         nats_BT = loss.nats_BT(prediction.logits_BTV, segment.targets_BT)
-        return prediction.memory, (jnp.where(segment.scored_BT, nats_BT, 0).sum(), prediction.z_LH)
+        memory = memory.advance(prediction.inputs_LBTD, config.span.limit, jnp.isfinite(nats_BT.sum()))
+        return memory, (jnp.where(segment.scored_BT, nats_BT, 0).sum(), prediction.z_LH)
 
     return jax.jit(eval_step, donate_argnums=1)
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from adaptive_span_jax import softmax
 
@@ -52,16 +53,21 @@ def accumulate(running: softmax.Running, tile: Tile, ramp: int) -> softmax.Runni
     return softmax.accumulate(running, _scores(tile), tile.pairs, ramp, weigh)
 
 
-def gradients(tile: Tile, ramp: int, log_sum: jax.Array, d_output_BCK: jax.Array, d_dot: jax.Array) -> Gradients:
-    """The gradients of one tile, given the log-sum-exp over all tiles, d_output and d_dot = Σ d_output·output."""
+def gradients(
+    tile: Tile, ramp: int, log_sum: jax.Array, d_output_BCK: jax.Array, d_dot: jax.Array, scratch: jax.Array
+) -> tuple[Gradients, jax.Array]:
+    """The gradients of one tile, given the log-sum-exp over all tiles, d_output and d_dot = Σ d_output·output.
+
+    The scratch comes from `make_scratch` or from the tile before, and goes on to the next.
+    """
     score_BCJ = _scores(tile)
     exact, compute = score_BCJ.dtype, tile.query_BCK.dtype
     d_output_BCK = d_output_BCK.astype(compute)
     d_weight_BCJ = jnp.einsum("BCK,BJK->BCJ", d_output_BCK, tile.value_BJK, preferred_element_type=exact)
     found = softmax.gradients(score_BCJ, tile.pairs, ramp, log_sum, d_weight_BCJ, d_dot)
     d_score_BCJ, kept_BCJ = found.d_score.astype(compute), found.kept.astype(compute)
-    d_position_BCY = unskew(d_score_BCJ)
-    return Gradients(
+    d_position_BCY, scratch = unskew(d_score_BCJ, scratch)
+    found_here = Gradients(
         query_BCK=jnp.einsum("BCJ,BJK->BCK", d_score_BCJ, tile.key_BJK, preferred_element_type=exact)
         + jnp.einsum("BCY,YK->BCK", d_position_BCY, tile.table_YK, preferred_element_type=exact),
         key_BJK=jnp.einsum("BCJ,BCK->BJK", d_score_BCJ, tile.query_BCK, preferred_element_type=exact),
@@ -69,6 +75,7 @@ def gradients(tile: Tile, ramp: int, log_sum: jax.Array, d_output_BCK: jax.Array
         table_YK=jnp.einsum("BCY,BCK->YK", d_position_BCY, tile.query_BCK, preferred_element_type=exact),
         z_BC1=found.d_z,
     )
+    return found_here, scratch
 
 
 def skew(by_distance: jax.Array, keys: int) -> jax.Array:
@@ -78,12 +85,22 @@ def skew(by_distance: jax.Array, keys: int) -> jax.Array:
     return flat.reshape(*outer, queries, rows - 1)[..., :keys]
 
 
-def unskew(by_key: jax.Array) -> jax.Array:
-    """[…, C, J] by key → […, C, Y] by distance, 0 at distances that a query does not have: the transpose of `skew`."""
-    *outer, queries, keys = by_key.shape
-    no_padding = [(0, 0)] * len(outer)
-    flat = jnp.pad(by_key, [*no_padding, (0, 0), (0, queries - 1)]).reshape(*outer, queries * (keys + queries - 1))
-    return jnp.pad(flat, [*no_padding, (queries - 1, 1)]).reshape(*outer, queries, keys + queries)
+def make_scratch(streams: int, queries: int, keys: int, dtype: DTypeLike) -> jax.Array:
+    """What `unskew` writes into: zeros, of which it only ever touches the same rectangle."""
+    return jnp.zeros((streams, queries + 2, queries + keys - 1), dtype)
+
+
+def unskew(by_key_BCJ: jax.Array, scratch: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """[B, C, J] by key → [B, C, Y] by distance, 0 at distances that a query does not have: the transpose of `skew`.
+
+    The scratch has the rows the right distance apart, so the result is one slice of it. It is carried from tile to
+    tile because XLA on CPU would otherwise pad by computing the whole chain behind `by_key` once more, element by
+    element.
+    """
+    streams, queries, keys = by_key_BCJ.shape
+    scratch = jax.lax.dynamic_update_slice(scratch, by_key_BCJ, (0, 1, 0))
+    line = scratch.reshape(streams, -1)[:, keys : keys + queries * (queries + keys)]
+    return line.reshape(streams, queries, queries + keys), scratch
 
 
 def _scores(tile: Tile) -> jax.Array:

@@ -1,6 +1,7 @@
 """The training loop. Read it top to bottom and know what happens."""
 
 import dataclasses
+import math
 import time
 from collections import deque
 from pathlib import Path
@@ -10,13 +11,15 @@ from jax.sharding import Mesh
 
 from adaptive_span_jax import corpus as corpora
 from adaptive_span_jax import display, loss, model, result, sharding, span, step, workdir
-from adaptive_span_jax.checkpoint import Checkpoints, Saved
+from adaptive_span_jax.bad_steps import BadSteps
+from adaptive_span_jax.checkpoint import Checkpoints, Saved, versions
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.corpus import Corpus
 from adaptive_span_jax.entropy import order2_bits
 from adaptive_span_jax.interrupt import Interrupt, Interrupted
 from adaptive_span_jax.metrics import MetricsLog, Window
-from adaptive_span_jax.optimizer import make_optimizer
+from adaptive_span_jax.optimizer import make_optimizer, make_schedule
+from adaptive_span_jax.pretrained import load_pretrained
 from adaptive_span_jax.score import Score, score
 from adaptive_span_jax.segments import Position, Streams
 from adaptive_span_jax.train_state import TrainState, abstract_state, create_state
@@ -25,6 +28,11 @@ from adaptive_span_jax.train_state import TrainState, abstract_state, create_sta
 def train(config: Config, directory: Path, command: str) -> int:
     """Trains to the config's last step, from the newest checkpoint if there is one, and evaluates; the exit code."""
     workdir.make_workdir(directory)
+    with workdir.only_user(directory):
+        return _train(config, directory, command)
+
+
+def _train(config: Config, directory: Path, command: str) -> int:
     corpus = corpora.load(config.data)
     mesh = sharding.make_mesh()
     sharding.check_streams(mesh, config.train.batch_size, "config.train.batch_size")
@@ -33,11 +41,13 @@ def train(config: Config, directory: Path, command: str) -> int:
     abstract = abstract_state(config, len(corpus.vocabulary), optimizer, mesh)
     workdir.check_space(directory, sharding.total_bytes(abstract), config.checkpoint.keep)
 
-    checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint.keep)
+    checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint)
+    checkpoints.set_damaged_aside()
+    newest = checkpoints.newest()
     symbols = b"".join(corpus.vocabulary).decode("latin-1")
     saved = Saved(0, Position(), 0.0, corpus.fingerprint, symbols, dataclasses.asdict(config))
-    if checkpoints.latest_step is not None:
-        saved = checkpoints.describe(checkpoints.latest_step)
+    if newest is not None:
+        saved = checkpoints.describe(newest)
         for change in workdir.check_same_run(directory, saved, config, corpus.fingerprint):
             display.say(f"changed since the checkpoint: {change}")
     if saved.step >= config.train.steps and (finished := result.read_result(directory, config.train.steps)):
@@ -45,11 +55,14 @@ def train(config: Config, directory: Path, command: str) -> int:
         result.show_result(directory, finished, command)
         return 0
 
-    with Interrupt() as interrupt:
+    with Interrupt() as interrupt, checkpoints:
         if saved.step:
             state = checkpoints.restore(saved.step, abstract)
         else:
             state = create_state(config, len(corpus.vocabulary), optimizer, mesh)
+            if config.init_from:
+                params = load_pretrained(config, corpus.vocabulary, abstract.params)
+                state = dataclasses.replace(state, params=params)
         workdir.write_config(directory, config)
         entropy = order2_bits(corpus.train)
         _show_start(config, directory, corpus, entropy, mesh, state, saved)
@@ -59,11 +72,21 @@ def train(config: Config, directory: Path, command: str) -> int:
         forget = step.make_forget(state)
         log = MetricsLog(directory, resumed_at=saved.step)
         window, recent = Window(), deque[float](maxlen=50)
+        bad_steps = BadSteps(config, saved.bad_steps)
         started, position, running = time.perf_counter(), saved.position, None
 
-        def about() -> Saved:
-            seconds = saved.seconds + time.perf_counter() - started
-            return Saved(int(state.step), position, seconds, corpus.fingerprint, symbols, dataclasses.asdict(config))
+        def about(dev: Score | None = None) -> Saved:
+            return dataclasses.replace(
+                saved,
+                step=int(state.step),
+                position=position,
+                seconds=saved.seconds + time.perf_counter() - started,
+                config=dataclasses.asdict(config),
+                learning_rate=float(make_schedule(config.train)(state.step)),
+                bad_steps=bad_steps.total,
+                dev_bits=dev.bits if dev else None,
+                versions=versions(),
+            )
 
         def evaluate(ids: np.ndarray, name: str) -> Score | None:
             # None: interrupted.
@@ -83,6 +106,7 @@ def train(config: Config, directory: Path, command: str) -> int:
             for number in range(saved.step + 1, config.train.steps + 1):
                 if interrupt.signal:
                     break
+                checkpoints.check()
                 fetching = time.perf_counter()
                 segment, after = streams.take(position)
                 placed = sharding.place_segment(mesh, segment)
@@ -95,11 +119,12 @@ def train(config: Config, directory: Path, command: str) -> int:
                 # Only now, with this step under way, is the one before waited for: devices never wait for the host.
                 if running is not None:
                     done = number - 1
+                    bad_steps.count(done, bool(running.good))
                     window.add(float(running.nats))
                     recent.append(float(running.nats))
                     progress.show(done, _describe(config, corpus, window, recent, running))
                     if done % config.log.every_steps == 0:
-                        _log(config, log, done, window, running)
+                        _log(config, log, done, window, running, bad_steps.total)
                         window = Window()
                 running, dev = metrics, None
 
@@ -110,11 +135,14 @@ def train(config: Config, directory: Path, command: str) -> int:
                     if dev:
                         log.write(number, {"dev_bits": dev.bits})
                         display.say(f"step {number:,}: {dev.bits:.3f} bits per {corpus.unit} on dev")
-                if number % config.checkpoint.every_steps == 0 or dev:
-                    checkpoints.save(state, about(), dev.bits if dev else None)
+                # Not while steps are bad: the checkpoints from before are the ones worth keeping.
+                if (checkpoints.due(number) or dev) and metrics.good:
+                    checkpoints.save(state, about(dev))
 
+        if running is not None:
+            bad_steps.count(int(state.step), bool(running.good))
         checkpoints.save(state, about())
-        checkpoints.close()
+        checkpoints.finish()
         log.close()
         seconds = about().seconds
         if interrupt.signal:
@@ -135,7 +163,8 @@ def train(config: Config, directory: Path, command: str) -> int:
 def _describe(config: Config, corpus: Corpus, window: Window, recent: deque[float], metrics: step.Metrics) -> str:
     """The progress bar's text after a step."""
     z_LH = np.asarray(metrics.z_LH)
-    bits = loss.bits(sum(recent) / len(recent))
+    finite = [nats for nats in recent if math.isfinite(nats)]
+    bits = loss.bits(sum(finite) / len(finite)) if finite else math.nan
     tokens = config.train.batch_size * config.train.segment / window.seconds_per_step
     average = span.average_span(z_LH, config.span.ramp, config.span.limit)
     longest = span.longest_span(z_LH, config.span.ramp, config.span.limit)
@@ -145,23 +174,27 @@ def _describe(config: Config, corpus: Corpus, window: Window, recent: deque[floa
     )
 
 
-def _log(config: Config, log: MetricsLog, number: int, window: Window, metrics: step.Metrics) -> None:
+def _log(config: Config, log: MetricsLog, number: int, window: Window, metrics: step.Metrics, bad_steps: int) -> None:
     z_LH = np.asarray(metrics.z_LH)
     ramp, limit = config.span.ramp, config.span.limit
     tokens = config.train.batch_size * config.train.segment / window.seconds_per_step
-    log.write(
-        number,
-        {
-            "train_bits": loss.bits(window.nats),
-            "penalty_nats": float(metrics.penalty_nats),
-            "learning_rate": float(metrics.learning_rate),
-            "average_span": float(span.average_span(z_LH, ramp, limit)),
-            "longest_span": float(span.longest_span(z_LH, ramp, limit)),
-            "tokens_per_second": tokens,
-            "input_share": window.input_share,
-        },
-    )
-    log.write_spans(number, z_LH, ramp, limit)
+    scalars = {
+        "train_bits": loss.bits(window.nats),
+        "penalty_nats": float(metrics.penalty_nats),
+        "learning_rate": float(metrics.learning_rate),
+        "average_span": float(span.average_span(z_LH, ramp, limit)),
+        "longest_span": float(span.longest_span(z_LH, ramp, limit)),
+        "bad_steps": bad_steps,
+        "far_tiles": float(metrics.cost.far_tiles),
+        "multiply_adds_per_token": float(metrics.cost.executed),
+        "published_multiply_adds_per_token": float(metrics.cost.published),
+        "tokens_per_second": tokens,
+        "input_share": window.input_share,
+    }
+    # After a bad step some numbers are not numbers; JSON and histograms know none such.
+    log.write(number, {name: value for name, value in scalars.items() if math.isfinite(value)})
+    if np.isfinite(z_LH).all():
+        log.write_spans(number, z_LH, ramp, limit)
 
 
 def _show_start(

@@ -13,13 +13,16 @@ from jax.sharding import Mesh
 
 from adaptive_span_jax import corpus, head_reach, loss, model, sharding
 from adaptive_span_jax.checkpoint import Checkpoints, Saved
-from adaptive_span_jax.config import Config
+from adaptive_span_jax.config import CheckpointConfig, Config
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.finished_model import FinishedModel
 from adaptive_span_jax.head_reach import CHUNK
 from adaptive_span_jax.key_value_cache import KeyValueCache
 from adaptive_span_jax.model import Params
 from adaptive_span_jax.sampling import Sampling, sample
+
+# For checkpoints of runs that are only read.
+READ_ONLY = CheckpointConfig(every_steps=1, every_minutes=0.0, keep=1, on_failure="stop")
 
 
 class Reading(NamedTuple):
@@ -40,7 +43,7 @@ def load_params(workdir: Path, step: str, mesh: Mesh) -> tuple[Config, Saved, Pa
     """What a run's checkpoint says of itself, and its parameters on every device of a mesh."""
     if not (workdir / "checkpoints").is_dir():
         raise UserError(f"{workdir} has no checkpoints; name the workdir of a run that has trained")
-    checkpoints = Checkpoints(workdir / "checkpoints", 1)
+    checkpoints = Checkpoints(workdir / "checkpoints", READ_ONLY)
     saved = checkpoints.describe(checkpoints.choose(step))
     config = Config.from_dict(saved.config)
     if config.model.compute_dtype == "float64":
@@ -51,7 +54,6 @@ def load_params(workdir: Path, step: str, mesh: Mesh) -> tuple[Config, Saved, Pa
         jax.eval_shape(lambda: model.init(config, len(saved.vocabulary), jax.random.key(0))),
     )
     params = checkpoints.restore_params(saved.step, abstract)
-    checkpoints.close()
     return config, saved, params
 
 

@@ -1,10 +1,15 @@
-"""A run's directory: can it be written, does it belong to this config, is there room."""
+"""A run's directory: can it be written, is it free, does it belong to this config, is there room."""
 
+import contextlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
+import jax
+
+from adaptive_span_jax import display, lock, sealed
 from adaptive_span_jax.checkpoint import Saved
 from adaptive_span_jax.config import Config, differences
 from adaptive_span_jax.display import size
@@ -24,6 +29,7 @@ _FREE = (
     "config.train.clip:",
     "config.train.cooldown_start:",
     "config.train.learning_rate:",
+    "config.train.max_bad_steps:",
     "config.train.steps:",
     "config.train.warmup_steps:",
 )
@@ -42,14 +48,36 @@ def make_workdir(workdir: Path) -> None:
         ) from error
 
 
+@contextlib.contextmanager
+def only_user(workdir: Path) -> Iterator[None]:
+    """Keeps other runs out for as long as this process lives; on several hosts its first process does it for all."""
+    if jax.process_index() != 0:
+        yield
+        return
+    try:
+        with lock.hold(workdir / ".lock", wait=False) as alone:
+            if not alone:
+                display.say(f"warning: {workdir} is on a file system without locks; see that no other run uses it")
+            yield
+    except lock.Held as holder:
+        raise UserError(
+            f"--workdir={workdir} is in use by {holder}; wait for it, stop it, or name another directory with --workdir"
+        ) from None
+
+
 def check_space(workdir: Path, checkpoint_bytes: int, keep: int) -> None:
     """Refuses to start where the checkpoints to come will not fit."""
+    folder = workdir / "checkpoints"
+    there = len(sealed.sealed_steps(folder))
     # The newest few, the best, and the one being written.
-    needed, free = checkpoint_bytes * (keep + 2), shutil.disk_usage(workdir).free
-    if needed > free:
+    more, free = max(keep + 2 - there, 1), shutil.disk_usage(workdir).free
+    if more * checkpoint_bytes > free:
+        aside = sealed.bytes_in(folder / sealed.DAMAGED)
         raise UserError(
-            f"--workdir={workdir} has {size(free)} free, but {keep + 2} checkpoints of {size(checkpoint_bytes)} need "
-            f"{size(needed)}; make room, name another --workdir, or keep fewer (config.checkpoint.keep is {keep})"
+            f"--workdir={workdir} has {size(free)} free, but {more} {'more ' if there else ''}checkpoints of "
+            f"{size(checkpoint_bytes)} need {size(more * checkpoint_bytes)}; make room, "
+            + (f"delete the {size(aside)} that were set aside in {folder / sealed.DAMAGED}, " if aside else "")
+            + f"name another --workdir, or keep fewer (config.checkpoint.keep is {keep})"
         )
 
 

@@ -11,6 +11,7 @@ def get_config() -> ConfigDict:
     """The published 12-layer model with adaptive spans up to 8192, on enwik8."""
     config = ConfigDict()
     config.seed = 1  # initial weights, dropout and the offsets at which epochs start all follow from it
+    config.init_from = ""  # the workdir of another run: a new run starts from its newest weights; empty: random weights
 
     config.data = ConfigDict()
     config.data.source = (
@@ -47,6 +48,7 @@ def get_config() -> ConfigDict:
     config.train.warmup_steps = 32_000  # linear, from learning_rate / warmup_steps at the first step
     config.train.cooldown_start = 0  # from this step on a tenth of the learning rate; 0: never
     config.train.clip = 0.03  # largest L2 norm of a parameter tensor's gradient in its update
+    config.train.max_bad_steps = 10  # stop after so many steps in a row whose loss or gradient is not finite
 
     config.evaluate = ConfigDict()
     config.evaluate.streams = 8  # parallel streams of the evaluation, each starting from empty memory
@@ -62,7 +64,9 @@ def get_config() -> ConfigDict:
 
     config.checkpoint = ConfigDict()
     config.checkpoint.every_steps = 1000
+    config.checkpoint.every_minutes = 0.0  # besides, when so much time has passed since the last one; 0: never
     config.checkpoint.keep = 2  # newest checkpoints to keep; the one with the best dev bits is kept besides
+    config.checkpoint.on_failure = "continue"  # continue (say so and train on) | stop: when one cannot be written
 
     config.log = ConfigDict()
     config.log.every_steps = 100  # metrics.jsonl, TensorBoard and log lines

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from adaptive_span_jax import corpus
+from adaptive_span_jax import corpus, lock
 from adaptive_span_jax.config import DataConfig
 from adaptive_span_jax.datasets import builder, prepared, source
 from adaptive_span_jax.datasets.enwik8 import Enwik8
@@ -158,7 +158,7 @@ def test_preparing_twice_does_nothing_and_opening_needs_neither_archive_nor_tfds
     corpus.prepare(config)
     program = f"""
 import sys
-from adaptive_span_jax import corpus
+from adaptive_span_jax import corpus, lock
 from adaptive_span_jax.config import DataConfig
 print(len(corpus.load({config!r}).train), sorted({{"jax", "tensorflow_datasets"}} & set(sys.modules)))
 """
@@ -332,7 +332,7 @@ def test_without_network_the_message_says_what_to_fetch_and_where_to_put_it(tmp_
 
 SLOW_PREPARATION = """
 import sys, time
-from adaptive_span_jax import corpus
+from adaptive_span_jax import corpus, lock
 from adaptive_span_jax.config import DataConfig
 from adaptive_span_jax.datasets import builder
 from adaptive_span_jax.datasets.enwik8 import Enwik8
@@ -380,12 +380,12 @@ def test_of_two_preparations_at_once_one_waits_for_the_other(tmp_path):
 
 def test_without_locks_the_one_who_finishes_first_wins(tmp_path, monkeypatch):
     @contextlib.contextmanager
-    def no_lock(path):
-        del path
+    def no_lock(path, wait):
+        del path, wait
         yield False
 
     config = data(tmp_path / "cache", archive=tmp_path / "enwik8.zip")
-    monkeypatch.setattr(prepared, "_lock", no_lock)
+    monkeypatch.setattr(lock, "hold", no_lock)
     generate = Enwik8._generate_examples
 
     def overtaken(self, split, text):

@@ -41,7 +41,7 @@ def oracle(config, params, tokens_BT=TOKENS):
     logits, spans = [], []
     for start in range(0, tokens_BT.shape[1], config.train.segment):
         found = apply(params, tokens_BT[:, start : start + config.train.segment], memory)
-        memory = found.memory
+        memory = memory.advance(found.inputs_LBTD, config.span.limit)
         logits.append(found.logits_BTV)
         spans.append(found.z_LH)
     return np.concatenate(logits, axis=1), np.mean(spans, axis=0)

@@ -21,13 +21,23 @@ ALLOWED = {
 }
 
 # Knows no jax at all: what a text is has nothing to do with devices.
-NUMPY_ONLY = {"corpus.py", "segments.py", "text_files.py", "entropy.py", "config.py", "errors.py"}
+NUMPY_ONLY = {
+    "corpus.py",
+    "segments.py",
+    "text_files.py",
+    "entropy.py",
+    "config.py",
+    "errors.py",
+    "lock.py",
+    "sealed.py",
+    "verify.py",
+}
 
 # Each of these imports only from those before it.
 FLOW = [
     *("errors", "config", "corpus", "segments", "dropout", "memory", "sharding", "span", "attention", "layer", "model"),
-    *("loss", "optimizer", "train_state", "step", "head_reach", "key_value_cache", "finished_model", "score"),
-    *("checkpoint", "train", "sampling", "trained_model", "evaluate", "generate", "compress"),
+    *("loss", "optimizer", "train_state", "step", "head_reach", "key_value_cache", "finished_model", "score", "sealed"),
+    *("checkpoint", "workdir", "pretrained", "train", "sampling", "trained_model", "evaluate", "generate", "compress"),
 ]
 
 

@@ -88,10 +88,11 @@ def test_logits_equal_the_oracle(kind, x64):
     expected_penalty = 0 if kind == "fixed" else 3 * z.mean()
     assert_allclose(first.penalty, expected_penalty, rtol=1e-10)
     # The second segment reads the memory of the first: real states as well as zeros, which are attended to.
-    stored = np.stack([np.asarray(first.memory.layer(i, config.span.limit, 4).whole()) for i in range(3)])
+    memory = memory.advance(first.inputs_LBTD, config.span.limit)
+    stored = np.stack([np.asarray(memory.layer(i, config.span.limit, 4).whole()) for i in range(3)])
     assert_array_equal(stored[0, :, -4:], np.asarray(params["embedding_VD"])[TOKENS[:, :4]])
     assert_array_equal(stored[:, :, :-4], 0)
-    second = apply(config, params, TOKENS[:, 4:8], first.memory)
+    second = apply(config, params, TOKENS[:, 4:8], memory)
     assert_allclose(second.logits_BTV, oracle(config, params, TOKENS[:, 4:8], stored)[0], rtol=1e-10)
 
 
@@ -102,7 +103,7 @@ def test_one_long_segment_equals_short_ones_with_memory(kind, x64):
         memory, found = model.init_memory(config, 2), []
         for first in range(0, 52, segment):
             prediction = apply(config, params, TOKENS[:, first : first + segment], memory)
-            memory = prediction.memory
+            memory = memory.advance(prediction.inputs_LBTD, config.span.limit)
             found.append(prediction.logits_BTV)
         return np.concatenate(found, axis=1)
 
@@ -149,17 +150,18 @@ def test_a_token_does_not_attend_to_itself(x64):
 
 def test_memory_takes_no_gradient_but_its_projections_do():
     config, params = make()
-    first = apply(config, params, TOKENS[:, :13], model.init_memory(config, 2))
+    memory = model.init_memory(config, 2)
+    memory = memory.advance(apply(config, params, TOKENS[:, :13], memory).inputs_LBTD, config.span.limit)
 
     def total(params, hidden):
-        memory = first.memory._replace(hidden_LBMD=hidden)
-        return apply(config, params, TOKENS[:, 13:26], memory).logits_BTV.var()
+        return apply(config, params, TOKENS[:, 13:26], memory._replace(hidden_LBMD=hidden)).logits_BTV.var()
 
-    _, to_memory = jax.jit(jax.grad(total, argnums=(0, 1)))(params, first.memory.hidden_LBMD)
+    _, to_memory = jax.jit(jax.grad(total, argnums=(0, 1)))(params, memory.hidden_LBMD)
     assert_array_equal(to_memory, 0)
     # A segment of one token has all its keys in memory.
     config, params = make(train={"segment": 1})
-    memory = apply(config, params, TOKENS[:, :1], model.init_memory(config, 2)).memory
+    memory = model.init_memory(config, 2)
+    memory = memory.advance(apply(config, params, TOKENS[:, :1], memory).inputs_LBTD, config.span.limit)
     gradients = jax.jit(jax.grad(lambda p: apply(config, p, TOKENS[:, 1:2], memory).logits_BTV.var()))(params)
     assert np.abs(gradients["layers"]["attention"]["key_DHK"]).max() > 0
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from adaptive_span_jax import corpus, evaluate, sharding, step, train
+from adaptive_span_jax import corpus, evaluate, sealed, sharding, step, train
 from adaptive_span_jax.checkpoint import Checkpoints
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.optimizer import make_optimizer
@@ -92,14 +92,12 @@ def test_resumed_training_is_the_same_training(tmp_path):
     assert train.train(whole, tmp_path / "parts", "command") == 0
 
     def last(name):
-        checkpoints = Checkpoints(tmp_path / name / "checkpoints", 2)
+        checkpoints = Checkpoints(tmp_path / name / "checkpoints", whole.checkpoint)
         saved = checkpoints.describe(60)
         abstract = abstract_state(
             whole, len(corpus.load(whole.data).vocabulary), make_optimizer(whole.train), sharding.make_mesh()
         )
-        state = checkpoints.restore(60, abstract)
-        checkpoints.close()
-        return saved, state
+        return saved, checkpoints.restore(60, abstract)
 
     (one, state), (two, resumed) = last("whole"), last("parts")
     assert one.position.epoch > 0
@@ -146,7 +144,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path, capsys):
     config = tiny_config(train={"steps": 100_000})
 
     def interrupt_when_running():
-        while "step" not in capsys.readouterr().out:
+        while "step 10/" not in capsys.readouterr().out:
             time.sleep(0.1)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -157,10 +155,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path, capsys):
     thread.join()
     assert code == 130
     assert "to go on: python main.py --workdir=here" in capsys.readouterr().out
-    checkpoints = Checkpoints(tmp_path / "checkpoints", 2)
-    reached = checkpoints.latest_step
-    checkpoints.close()
-    assert reached
+    reached = sealed.sealed_steps(tmp_path / "checkpoints")[-1]
     finish = dataclasses.replace(log_often, train=dataclasses.replace(config.train, steps=reached + 3))
     assert train.train(finish, tmp_path, "command") == 0
     printed = capsys.readouterr().out

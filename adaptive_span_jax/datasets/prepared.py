@@ -1,12 +1,11 @@
 """Prepared corpora on disk: built once, whoever comes first, and read back in a fraction of a second."""
 
 import contextlib
-import errno
 import io
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
+from adaptive_span_jax import lock
 from adaptive_span_jax.errors import UserError
 
 VERSION = "1.0.0"  # of the records of both corpora; a change of their content or layout needs a new one
@@ -19,7 +18,7 @@ def prepare(name: str, directory: Path, archive: str = "") -> None:
         return
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with _lock(directory / f".{name}.lock") as alone:
+        with lock.hold(directory / f".{name}.lock", wait=True) as alone:
             if alone:
                 _remove_leftovers(name, directory)
             _build(name, directory, archive)  # TFDS does nothing if somebody else did it while we waited
@@ -117,19 +116,3 @@ def _remove_leftovers(name: str, directory: Path) -> None:
         shutil.rmtree(folder)
     for partial in (directory / "downloads").glob(f"{name}.zip.*.part"):
         partial.unlink()
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[bool]:
-    """Waits until no other process holds the file's lock; gives False where the file system has no locks."""
-    import fcntl
-
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)  # freed by the system when the process ends, however it ends
-            alone = True
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-                raise
-            alone = False
-        yield alone

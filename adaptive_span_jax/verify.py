@@ -1,0 +1,29 @@
+"""`--mode=verify`: are the checkpoints of a run what was written? Reads everything, changes nothing."""
+
+from pathlib import Path
+
+from adaptive_span_jax import display, sealed
+from adaptive_span_jax.errors import UserError
+
+
+def verify(workdir: Path, command: str) -> int:
+    """Checks every checkpoint's hashes and prints a table; the exit code: 0 if all are whole, 1 if any is damaged."""
+    directory = workdir / "checkpoints"
+    steps = sealed.sealed_steps(directory)
+    if not steps:
+        raise UserError(f"--workdir={workdir} has no checkpoints to verify; train first: {command}")
+    rows, damaged = {}, 0
+    for step in steps:
+        folder = directory / str(step)
+        with display.share_done(f"checking step {step:,}") as show:
+            damage = sealed.find_damage(folder, show)
+        if not folder.exists():
+            continue  # a run that is training has deleted it meanwhile
+        damaged += damage is not None
+        rows[f"step {step:,}"] = f"damaged: {damage}" if damage else f"whole, {display.size(sealed.bytes_in(folder))}"
+    for folder in sealed.leftovers(directory):
+        rows[folder.name] = "unfinished: being written now, or a process was killed meanwhile; not a checkpoint"
+    for folder in sorted((directory / sealed.DAMAGED).glob("*")):
+        rows[f"{sealed.DAMAGED}/{folder.name}"] = f"set aside earlier, {display.size(sealed.bytes_in(folder))}"
+    display.show_block(f"Checkpoints of {workdir}", rows)
+    return 1 if damaged else 0

@@ -1,0 +1,91 @@
+"""A loss or gradient that is not finite: the update is left out, training goes on or ends, and nothing is spoilt."""
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from adaptive_span_jax import sealed, sharding, step, train
+from adaptive_span_jax.errors import UserError
+from adaptive_span_jax.optimizer import make_optimizer
+from adaptive_span_jax.segments import Segment
+from adaptive_span_jax.train_state import create_state
+from tests.conftest import tiny_config
+
+MAKE_MESH = sharding.make_mesh
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+    monkeypatch.setattr(sharding, "make_mesh", lambda: MAKE_MESH(jax.devices()[:1]))
+
+
+@pytest.mark.parametrize("kind", ["adaptive", pytest.param("dynamic", marks=pytest.mark.slow)])
+def test_one_bad_segment_changes_nothing_but_the_step(kind):
+    """One symbol's embedding is not a number: segments that have the symbol are bad, all others are not."""
+    config = tiny_config(span={"kind": kind})
+    mesh, optimizer = sharding.make_mesh(), make_optimizer(config.train)
+    state = create_state(config, 5, optimizer, mesh)
+    state.params["embedding_VD"] = state.params["embedding_VD"].at[4].set(jnp.nan)
+    train_step: Any = step.make_train_step(config, optimizer, state, mesh)
+    tokens_BT = np.random.default_rng(1).integers(0, 4, (2, 13)).astype(np.int32)
+    good, bad = Segment(tokens_BT, tokens_BT), Segment(np.where(np.arange(13) == 6, 4, tokens_BT), tokens_BT)
+
+    def read(state, segment):
+        before = jax.tree.map(np.array, state)
+        state, metrics = train_step(state, sharding.place_segment(mesh, segment))
+        return before, jax.tree.map(np.array, state), metrics
+
+    before, after, metrics = read(state, good)
+    assert metrics.good
+    assert np.abs(after.params["output_DV"] - before.params["output_DV"]).max() > 0
+    before, after, metrics = read(jax.device_put(after), bad)
+    assert not metrics.good
+    assert not np.isfinite(metrics.nats)
+    jax.tree.map(assert_array_equal, before.params, after.params)
+    jax.tree.map(assert_array_equal, before.opt_state[0], after.opt_state[0])
+    assert after.step == before.step + 1
+    jax.tree.map(assert_array_equal, before.memory, after.memory)
+    assert int(after.opt_state[1].count) == after.step, "the schedule follows the steps"
+    before, after, metrics = read(jax.device_put(after), good)
+    assert metrics.good
+    assert np.abs(after.params["output_DV"] - before.params["output_DV"]).max() > 0
+
+
+def test_a_bad_gradient_of_a_finite_loss_is_left_out():
+    """Logits of 1e30 have a finite loss; the sum of the gradient's squares overflows."""
+    config = tiny_config()
+    mesh, optimizer = sharding.make_mesh(), make_optimizer(config.train)
+    state = create_state(config, 5, optimizer, mesh)
+    norm = state.params["layers"]["feedforward_norm"]
+    norm["scale"] = norm["scale"].at[-1].multiply(1e30)
+    tokens_BT = np.random.default_rng(1).integers(0, 5, (2, 13)).astype(np.int32)
+    before = jax.tree.map(np.array, state.params)
+    train_step = step.make_train_step(config, optimizer, state, mesh)
+    state, metrics = train_step(state, sharding.place_segment(mesh, Segment(tokens_BT, tokens_BT)))
+    assert np.isfinite(metrics.nats)
+    assert not metrics.good
+    jax.tree.map(assert_array_equal, before, state.params)
+
+
+def test_a_run_that_does_not_recover_ends_and_keeps_what_was_good(tmp_path, capsys):
+    fields: Any = {"checkpoint": {"every_steps": 4}, "log": {"every_steps": 1}, "model": {"dropout": 0.1}}
+    assert train.train(tiny_config(train={"steps": 8}, **fields), tmp_path, "command") == 0
+    capsys.readouterr()
+    # One step with this rate, and no forward pass is finite any more.
+    wild = tiny_config(train={"steps": 100, "learning_rate": 1e37, "max_bad_steps": 7}, **fields)
+    with pytest.raises(UserError, match=r"7 steps in a row up to step 16 .*smaller config.train.learning_rate"):
+        train.train(wild, tmp_path, "command")
+    printed = capsys.readouterr().out
+    assert "step 10: loss or gradient is not finite, its update is left out (1 in a row, 1 in all)" in printed
+    assert "(7 in a row, 7 in all)" in printed
+    assert sealed.sealed_steps(tmp_path / "checkpoints") == [4, 8]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["bad_steps"] > 0
+    # With a rate that works it goes on from there.
+    assert train.train(tiny_config(train={"steps": 12}, **fields), tmp_path, "command") == 0
+    assert "from step 8" in capsys.readouterr().out

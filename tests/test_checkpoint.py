@@ -1,0 +1,231 @@
+"""Checkpoints: what is in them, who can read them, on which devices, and what happens when one cannot be written."""
+
+import dataclasses
+import errno
+import json
+import os
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from adaptive_span_jax import checkpoint, sealed, sharding, step, train
+from adaptive_span_jax.checkpoint import Checkpoints, Saved
+from adaptive_span_jax.errors import UserError
+from adaptive_span_jax.optimizer import make_optimizer
+from adaptive_span_jax.segments import Position, Streams
+from adaptive_span_jax.train_state import TrainState, abstract_state, create_state
+from tests.conftest import tiny_config
+
+VOCABULARY = 13
+TEXT = np.random.default_rng(2).integers(0, VOCABULARY, 1500).astype(np.uint8)
+ABOUT = Saved(0, Position(), 0.0, "fingerprint", "abc", {})
+
+
+def one_device():
+    return sharding.make_mesh(jax.devices()[:1])
+
+
+@pytest.fixture(scope="module")
+def state() -> TrainState:
+    config = tiny_config()
+    return create_state(config, VOCABULARY, make_optimizer(config.train), one_device())
+
+
+def save(checkpoints: Checkpoints, state: TrainState, number: int, **about: Any) -> None:
+    checkpoints.save(state, dataclasses.replace(ABOUT, step=number, **about))
+    checkpoints.finish()
+
+
+def flip(path, place=-1):
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def names(directory):
+    return sorted(entry.name for entry in directory.iterdir())
+
+
+@pytest.mark.filterwarnings("ignore:Sharding info not provided")
+def test_reads_without_this_package(tmp_path, state):
+    """Arrays by orbax and by TensorStore alone, all else by a JSON parser."""
+    import tensorstore
+    from orbax.checkpoint import v1 as ocp
+
+    about = {"position": Position(2, 26, False), "bad_steps": 3, "config": {"seed": 5}, "learning_rate": 0.07}
+    save(Checkpoints(tmp_path, tiny_config().checkpoint), state, 7, **about)
+    found: Any = ocp.load_checkpointables(str(tmp_path / "7"))
+    assert_array_equal(found["params"]["embedding_VD"], state.params["embedding_VD"])
+    assert_array_equal(found["memory"]["hidden_LBMD"], state.memory.hidden_LBMD)
+    assert len(jax.tree.leaves(found)) == len(jax.tree.leaves(state)) - 1  # the step is in the name
+
+    kvstore: Any = {"driver": "ocdbt", "base": f"file://{tmp_path}/7/params/", "path": "layers.attention.key_DHK/"}
+    key_LDHK: Any = tensorstore.open({"driver": "zarr3", "kvstore": kvstore}).result()
+    assert_array_equal(key_LDHK.read().result(), state.params["layers"]["attention"]["key_DHK"])
+
+    fields = json.loads((tmp_path / "7" / "_CHECKPOINT_METADATA").read_text())["custom_metadata"]
+    assert fields["position"] == {"epoch": 2, "cursor": 26, "fresh": False}
+    assert fields["versions"]["jax"] == jax.__version__
+    assert {"adaptive_span_jax", "flax", "orbax-checkpoint", "python"} <= {*fields["versions"]}
+    assert (fields["config"], fields["learning_rate"], fields["bad_steps"]) == ({"seed": 5}, 0.07, 3)
+
+
+def test_newest_and_best_are_kept(tmp_path, state):
+    config = dataclasses.replace(tiny_config().checkpoint, keep=2)
+    checkpoints = Checkpoints(tmp_path, config)
+    for number, bits in ((1, 3.0), (2, 2.0), (3, None), (4, 2.5), (5, float("nan")), (6, None)):
+        save(checkpoints, state, number, dev_bits=bits)
+    assert names(tmp_path) == ["2", "5", "6"]
+    again = Checkpoints(tmp_path, config)
+    assert again.newest() == 6
+    save(again, state, 7, dev_bits=1.0)
+    assert names(tmp_path) == ["6", "7"]
+
+
+def test_due_by_steps_and_by_minutes(tmp_path, monkeypatch):
+    config = dataclasses.replace(tiny_config().checkpoint, every_steps=10, every_minutes=0.5)
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    by_both, by_steps = (
+        Checkpoints(tmp_path, config),
+        Checkpoints(tmp_path, dataclasses.replace(config, every_minutes=0)),
+    )
+    assert [by_both.due(number) for number in (9, 10, 11)] == [False, True, False]
+    now = 129.0
+    assert not by_both.due(11)
+    now = 130.0
+    assert by_both.due(11)
+    assert not by_steps.due(11)
+
+
+def test_another_number_of_devices_goes_on_with_the_same_training(tmp_path):
+    """8 → 2 → 1 → 8 devices, memory and position included, beside one run on 8."""
+    config = tiny_config(model={"dropout": 0.2}, train={"batch_size": 8, "segment": 13})
+    optimizer = make_optimizer(config.train)
+    streams = Streams(TEXT, 8, 13, config.seed)
+
+    def run(mesh, state, position, count):
+        train_step, forget, nats = step.make_train_step(config, optimizer, state, mesh), step.make_forget(state), []
+        for _ in range(count):
+            if position.fresh:
+                state = forget(state)
+            segment, position = streams.take(position)
+            state, metrics = train_step(state, sharding.place_segment(mesh, segment))
+            nats.append(float(metrics.nats))
+        return state, position, nats
+
+    start = create_state(config, VOCABULARY, optimizer, sharding.make_mesh())
+    _, _, expected = run(sharding.make_mesh(), start, Position(), 24)
+
+    state, position, found = create_state(config, VOCABULARY, optimizer, sharding.make_mesh()), Position(), []
+    for devices in (8, 2, 1, 8):
+        mesh = sharding.make_mesh(jax.devices()[:devices])
+        checkpoints = Checkpoints(tmp_path, config.checkpoint)
+        if number := checkpoints.newest():
+            state = checkpoints.restore(number, abstract_state(config, VOCABULARY, optimizer, mesh))
+            position = checkpoints.describe(number).position
+            assert int(state.memory.filled) > 0
+        state, position, nats = run(mesh, state, position, 6)
+        found += nats
+        save(checkpoints, state, len(found), position=position)
+    assert position.epoch > 0
+    assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("file", ["params", "optimizer", "memory", "_CHECKPOINT_METADATA"])
+def test_damage_is_named_and_set_aside_and_the_one_before_is_used(tmp_path, state, capsys, file):
+    config = tiny_config().checkpoint
+    checkpoints = Checkpoints(tmp_path, config)
+    for number in (3, 4):
+        save(checkpoints, state, number)
+    damaged = tmp_path / "4" / file
+    if damaged.is_dir():
+        # The largest holds the arrays.
+        damaged = max((path for path in damaged.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    flip(damaged, place=damaged.stat().st_size // 2)
+    (tmp_path / "5.unfinished.orbax-checkpoint-tmp").mkdir()
+
+    reader = Checkpoints(tmp_path, config)
+    assert reader.newest() == 3
+    assert names(tmp_path) == ["3", "4", "5.unfinished.orbax-checkpoint-tmp"], "a reader changes nothing"
+    with pytest.raises(UserError, match=f"4 is damaged: {file}"):
+        Checkpoints(tmp_path, config).restore_params(4, state.params)
+
+    capsys.readouterr()
+    writer = Checkpoints(tmp_path, config)
+    writer.set_damaged_aside()
+    assert writer.newest() == 3
+    assert names(tmp_path) == ["3", "damaged"]
+    assert names(tmp_path / "damaged") == ["4", "5.unfinished.orbax-checkpoint-tmp"]
+    printed = capsys.readouterr().out
+    assert f"the checkpoint of step 4 is damaged: {file}" in printed
+    assert f"set aside: {tmp_path}/damaged/4" in printed
+    assert f"set aside: {tmp_path}/damaged/5.unfinished" in printed
+    save(writer, state, 4)
+    assert Checkpoints(tmp_path, config).newest() == 4
+
+
+def test_a_run_with_only_damaged_checkpoints_is_not_started_over(tmp_path, state):
+    checkpoints = Checkpoints(tmp_path, tiny_config().checkpoint)
+    save(checkpoints, state, 3)
+    (tmp_path / "3" / sealed.SUMS).unlink()
+    again = Checkpoints(tmp_path, tiny_config().checkpoint)
+    with pytest.raises(UserError, match="only damaged checkpoints"):
+        again.set_damaged_aside()
+    assert names(tmp_path) == ["3"]
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """The disk is full for as long as the list has an entry: one file of a checkpoint can still be written."""
+    full, seal = [], sealed.seal
+
+    def fails(directory, number):
+        if full:
+            (sealed.unfinished(directory, number) / "half").write_bytes(b"x")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        seal(directory, number)
+
+    monkeypatch.setattr(sealed, "seal", fails)
+    return full
+
+
+def test_a_failed_save_leaves_the_last_good_one_and_goes_on(tmp_path, state, capsys, full_disk):
+    config = dataclasses.replace(tiny_config().checkpoint, keep=1)
+    checkpoints = Checkpoints(tmp_path, config)
+    save(checkpoints, state, 3)
+    full_disk.append(True)
+    checkpoints.save(state, dataclasses.replace(ABOUT, step=4))
+    checkpoints.save(state, dataclasses.replace(ABOUT, step=5))
+    with pytest.raises(UserError, match=r"step 5 could not be written .*No space left.*that of step 3 is safe"):
+        checkpoints.finish()
+    checkpoints.check()
+    printed = capsys.readouterr().out
+    assert "the checkpoint of step 4 could not be written" in printed
+    assert "training goes on" in printed
+    assert "step 4 is saved" not in printed
+    assert names(tmp_path) == ["3"]
+    full_disk.clear()
+    save(checkpoints, state, 6)
+    assert names(tmp_path) == ["6"]
+    assert Checkpoints(tmp_path, config).newest() == 6
+
+
+def test_a_failed_save_stops_the_run_if_so_configured(tmp_path, monkeypatch, full_disk):
+    mesh = one_device()
+    monkeypatch.setattr(sharding, "make_mesh", lambda: mesh)
+    fields = {"every_steps": 5, "on_failure": "stop"}
+    assert train.train(tiny_config(train={"steps": 5}, checkpoint=fields), tmp_path, "command") == 0
+    full_disk.append(True)
+    with pytest.raises(UserError, match=r"step 10 could not be written .* that of step 5 is safe\. Make room"):
+        train.train(tiny_config(train={"steps": 10_000}, checkpoint=fields), tmp_path, "command")
+    assert names(tmp_path / "checkpoints") == ["5"]
+    full_disk.clear()
+    assert train.train(tiny_config(train={"steps": 10}, checkpoint=fields), tmp_path, "command") == 0
+
+
+def test_versions_are_those_that_run():
+    assert checkpoint.versions()["jax"] == jax.__version__

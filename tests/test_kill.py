@@ -1,0 +1,206 @@
+"""kill -9 at random moments, then the same command again: in the end the run is the one that was never killed.
+
+Real processes, real files. The numbers that chance decides (how long a process lives) come from a fixed seed; the rest,
+where in a step or save the kill falls, is up to the machine.
+"""
+
+import json
+import os
+import queue
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from adaptive_span_jax import sealed
+
+ROOT = Path(__file__).parents[1]
+INTERVAL = 10
+
+# Two streams of a little text: an epoch has 42 steps, warm-up 30. Dropout on. Spans that move.
+FIELDS = {
+    "model.layers": 2,
+    "model.width": 16,
+    "model.heads": 2,
+    "model.feedforward": 16,
+    "model.dropout": 0.2,
+    "span.limit": 24,
+    "span.ramp": 4,
+    "span.penalty": 1e-3,
+    "train.batch_size": 2,
+    "train.segment": 8,
+    "train.warmup_steps": 30,
+    "data.max_bytes": 750,
+    "evaluate.streams": 2,
+    "evaluate.every_steps": 10_000,
+    "checkpoint.every_steps": INTERVAL,
+    "log.every_steps": INTERVAL,
+}
+
+
+class Life:
+    """One process of a run, from its start to its end."""
+
+    def __init__(self, workdir: Path, cache: Path, kind: str, steps: int):
+        fields = FIELDS | {"span.kind": kind, "train.steps": steps}
+        command = [sys.executable, "main.py", f"--workdir={workdir}", *(f"--config.{k}={v}" for k, v in fields.items())]
+        environment = os.environ | {
+            "JAX_COMPILATION_CACHE_DIR": str(cache),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
+        self.printed = ""
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self.printed += line
+            self._lines.put(line)
+
+    def wait_for(self, text: str, times: int) -> None:
+        """Returns when so many lines with a text have been printed, or the process has ended."""
+        seen = self.printed.count(text)
+        while seen < times and self.process.poll() is None:
+            try:
+                seen += text in self._lines.get(timeout=0.05)
+            except queue.Empty:
+                continue
+
+    def end(self, number: signal.Signals | None = None) -> int:
+        """Sends a signal, waits for the end, answers the exit code."""
+        if number is not None:
+            self.process.send_signal(number)
+        self._reader.join(timeout=300)
+        _, errors = self.process.communicate(timeout=300)
+        assert "Traceback" not in errors, errors
+        return self.process.returncode
+
+    @property
+    def started_at(self) -> int | None:
+        if "from the beginning" in self.printed:
+            return 0
+        found = re.search(r"from step ([\d,]+)", self.printed)
+        return int(found[1].replace(",", "")) if found else None
+
+    @property
+    def reported(self) -> int:
+        """The last step that was reported as saved."""
+        return max(map(_number, re.findall(r"^step ([\d,]+) is saved", self.printed, re.MULTILINE)), default=0)
+
+    @property
+    def reached(self) -> int:
+        """The last step that was shown."""
+        return max(map(_number, re.findall(r"^step ([\d,]+)/", self.printed, re.MULTILINE)), default=0)
+
+
+def _number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def last_state(workdir: Path, step: int) -> tuple[Any, Any]:
+    """All arrays of a checkpoint, and what decides how training goes on."""
+    from orbax.checkpoint import v1 as ocp
+
+    folder = workdir / "checkpoints" / str(step)
+    assert sealed.find_damage(folder) is None
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes: Any = ocp.checkpointables_metadata(str(folder)).metadata
+    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), dict(shapes))
+    about = json.loads((folder / "_CHECKPOINT_METADATA").read_text())["custom_metadata"]
+    return ocp.load_checkpointables(str(folder), abstract), {key: about[key] for key in ("position", "learning_rate")}
+
+
+def kill_and_compare(directory: Path, kind: str, kills: int, seed: int) -> None:
+    """Trains once undisturbed, once with kills, and compares the ends."""
+    chance, steps = random.Random(seed), 50 + 50 * kills
+    cache = directory / "jax"
+    undisturbed = Life(directory / "whole", cache, kind, steps)
+    assert undisturbed.end() == 0
+    assert undisturbed.printed.count("is saved") >= steps // INTERVAL
+
+    workdir, checkpoints = directory / "killed", directory / "killed" / "checkpoints"
+    reported, reached, in_saves = 0, 0, 0
+    for number in range(kills):
+        life = Life(workdir, cache, kind, steps)
+        if number % 5 == 4:
+            time.sleep(chance.uniform(0, 4))  # anywhere, also while it starts
+        else:
+            life.wait_for("is saved", chance.randint(1, 3))
+            if number % 2:
+                while life.process.poll() is None and not sealed.leftovers(checkpoints):
+                    time.sleep(0.001)  # a save begins
+            time.sleep(chance.uniform(0, 0.05))
+        code = life.end(signal.SIGKILL)
+        assert code == -signal.SIGKILL, f"ended by itself with {code}: {life.printed}"
+        in_saves += bool(sealed.leftovers(checkpoints))
+        _check_start(life, reported, reached)
+        reported, reached = max(reported, life.reported), max(reached, life.reached)
+
+    last = Life(workdir, cache, kind, steps)
+    assert last.end() == 0, last.printed
+    _check_start(last, reported, reached)
+    assert in_saves > 0, "no kill fell into a save"
+    assert len(list((checkpoints / sealed.DAMAGED).iterdir())) >= in_saves > 0
+    assert not sealed.leftovers(checkpoints)
+
+    (arrays, about), (killed_arrays, killed_about) = (
+        last_state(directory / name, steps) for name in ("whole", "killed")
+    )
+    assert about == killed_about
+    assert about["position"]["epoch"] > 0
+    jax.tree.map(assert_array_equal, arrays, killed_arrays)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(arrays))
+    results = [json.loads((directory / name / "result.json").read_text()) for name in ("whole", "killed")]
+    assert results[0] | {"seconds": 0} == results[1] | {"seconds": 0}
+    logs = [(directory / name / "metrics.jsonl").read_text().splitlines() for name in ("whole", "killed")]
+    bits = [
+        [(line["step"], line["train_bits"]) for line in map(json.loads, log) if "train_bits" in line] for log in logs
+    ]
+    assert bits[0] == bits[1]
+
+
+def _check_start(life: Life, reported: int, reached: int) -> None:
+    """Nothing reported as saved is lost; at most an interval is repeated, and what was trained during one save."""
+    if life.started_at is None:
+        return  # killed before it got so far
+    assert life.started_at >= reported
+    assert reached - life.started_at <= 2 * INTERVAL
+    if life.started_at:
+        assert life.started_at % INTERVAL == 0
+
+
+def test_a_run_that_is_killed_is_the_run_that_never_was(tmp_path):
+    kill_and_compare(tmp_path, "adaptive", kills=2, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fixed", "adaptive", "dynamic"])
+def test_seven_kills(tmp_path, kind):
+    kill_and_compare(tmp_path, kind, kills=7, seed=7)
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_ends_in_order(tmp_path):
+    life = Life(tmp_path / "run", tmp_path / "jax", "adaptive", 100_000)
+    life.wait_for("step 20/", 1)
+    started = time.monotonic()
+    assert life.end(signal.SIGTERM) == 0
+    assert time.monotonic() - started < 60
+    assert f"Stopped. Step {life.reported:,} is saved" in life.printed
+    assert life.reported >= 20
+    assert sealed.sealed_steps(tmp_path / "run" / "checkpoints")[-1] == life.reported
