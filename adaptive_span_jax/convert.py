@@ -68,9 +68,9 @@ def from_torch(file: Path, directory: Path, config_file: Path | None, changes: l
         vocabulary,
         json.loads(json.dumps(dataclasses.asdict(config))),
     )
-    checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint)
-    checkpoints.save(TrainState(step, params, opt_state, state.memory), about)
-    checkpoints.close()
+    with Checkpoints(directory / "checkpoints", config.checkpoint) as checkpoints:
+        checkpoints.save(TrainState(step, params, opt_state, state.memory), about)
+        checkpoints.finish()
     workdir.write_config(directory, config)
     extra = {"updates": published.updates, "iteration": published.iteration, "logger": published.logger}
     (directory / _EXTRA).write_text(json.dumps(extra, default=str) + "\n")

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 
 class Sampling(NamedTuple):
@@ -14,8 +15,9 @@ class Sampling(NamedTuple):
     top_p: jax.Array | float = 1.0  # only among the likeliest that together have this probability
 
 
-def sample(logits_BV: jax.Array, key: jax.Array, how: Sampling) -> jax.Array:
+def sample(logits_BV: ArrayLike, key: jax.Array, how: Sampling) -> jax.Array:
     """One token for every stream: token_B."""
+    logits_BV = jnp.asarray(logits_BV)
     order_BV = jnp.argsort(-logits_BV, axis=-1)
     sorted_BV = jnp.take_along_axis(logits_BV, order_BV, axis=-1)
     scaled_BV = sorted_BV / jnp.where(how.temperature > 0, how.temperature, 1)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -29,7 +30,7 @@ class Reading(NamedTuple):
     """Where streams stand that are being continued: their cache, and the logits of what comes next."""
 
     cache: KeyValueCache
-    logits_BV: jax.Array | np.ndarray
+    logits_BV: jax.Array
 
 
 def load(workdir: str | Path, step: str | int = "latest") -> "TrainedModel":
@@ -169,7 +170,7 @@ class TrainedModel:
         # Padding stands in front, so that chunks end where the prompt ends; it leaves no trace.
         first = -ids.size % CHUNK
         tokens_BN = np.tile(np.pad(ids.astype(np.int32), (first, 0)), (streams, 1))
-        reading = Reading(self.finished.empty_cache(streams, self._mesh, first), np.zeros(0))
+        reading = Reading(self.finished.empty_cache(streams, self._mesh, first), jnp.zeros(0))
         for start in range(0, tokens_BN.shape[1], CHUNK):
             reading = self.read_on(tokens_BN[:, start : start + CHUNK], reading)
             if start % (16 * CHUNK) == 0:
@@ -179,7 +180,7 @@ class TrainedModel:
 
     def start(self, streams: int) -> Reading:
         """Streams that have seen nothing; the logits mean nothing yet."""
-        return Reading(self.finished.empty_cache(streams, self._mesh), np.zeros(0))
+        return Reading(self.finished.empty_cache(streams, self._mesh), jnp.zeros(0))
 
     def read_on(self, tokens_BT: np.ndarray, reading: Reading) -> Reading:
         """The streams after some more tokens, 1 or a whole chunk; `reading` is used up."""

@@ -5,6 +5,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -15,7 +16,7 @@ import adaptive_span_jax
 from adaptive_span_jax import compress, convert, evaluate, generate, sampling, sharding, step, train
 from adaptive_span_jax.config import GenerateConfig
 from adaptive_span_jax.errors import UserError
-from adaptive_span_jax.score import PROTOCOLS, make_finished_step, score, score_finished
+from adaptive_span_jax.score import make_finished_step, score, score_finished
 from tests.conftest import tiny_config
 
 HEADER_AND_TRAILER = 44  # bytes
@@ -60,8 +61,8 @@ def test_scores_are_what_the_model_in_training_gives(model):
     mesh = MAKE_MESH(jax.devices()[:1])
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *model.finished.weights["layers"])
     params, ids = model.finished.weights | {"layers": stacked}, model.encode(TEXT)
-    eval_step, finished_step = step.make_eval_step(CONFIG, mesh), make_finished_step(model.finished, mesh)
-    for protocol in PROTOCOLS:
+    eval_step, finished_step = step.make_eval_step(CONFIG, mesh), cast(Any, make_finished_step(model.finished, mesh))
+    for protocol in ("published", "exact"):
         expected = score(CONFIG, params, ids, protocol, eval_step, mesh)
         found = score_finished(model.finished, ids, protocol, finished_step, mesh)
         assert_allclose(found.nats, expected.nats, atol=1e-5)
@@ -69,6 +70,11 @@ def test_scores_are_what_the_model_in_training_gives(model):
         assert found.tokens == expected.tokens
     assert finished_step._cache_size() == 1
 
+
+def test_logprobs_and_spans_are_what_evaluation_gives(model):
+    mesh = MAKE_MESH(jax.devices()[:1])
+    step = make_finished_step(model.finished, mesh)
+    expected = score_finished(model.finished, model.encode(TEXT), "exact", step, mesh)
     # Two streams, each from empty memory, as the exact protocol cuts them.
     halves = [model.logprobs(half) for half in (TEXT[: len(TEXT) // 2 + 1], TEXT[len(TEXT) // 2 :])]
     assert [half.size for half in halves] == [len(TEXT) // 2, (len(TEXT) - 1) // 2]
