@@ -1,4 +1,4 @@
-"""Adaptive attention span in JAX: train, evaluate, verify checkpoints, prepare data.
+"""Adaptive attention span in JAX: train, evaluate, generate, compress, verify checkpoints, prepare data.
 
     python main.py                                     the quickstart: three and a half minutes, no download
     python main.py --config=configs/enwik8_large.py    an experiment of the paper
@@ -23,8 +23,21 @@ _CONFIG = config_flags.DEFINE_config_file(
     "config",
     help_string="The run: a file of configs/, some with an argument (file.py:2048); quickstart.py unless given.",
 )
-_MODE = flags.DEFINE_enum("mode", "train", ["train", "evaluate", "verify", "prepare"], "What to do.")
+_MODES = ["train", "evaluate", "generate", "compress", "decompress", "verify", "prepare"]
+_MODE = flags.DEFINE_enum("mode", "train", _MODES, "What to do.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; runs/<config name> unless given.")
+_STEP = flags.DEFINE_string("step", "latest", "evaluate, generate, …: the checkpoint: latest, best or a step.")
+_PROMPT = flags.DEFINE_string("prompt", None, "generate: the text to go on from.")
+_PROMPT_FILE = flags.DEFINE_string("prompt_file", None, "generate: a file with the text to go on from.")
+_INPUT = flags.DEFINE_string("input", None, "compress, decompress: the file to read.")
+_OUTPUT = flags.DEFINE_string("output", None, "compress, decompress: the file to write.")
+_OF_MODES = (
+    (_STEP, ("evaluate", "generate", "compress", "decompress")),
+    (_PROMPT, ("generate",)),
+    (_PROMPT_FILE, ("generate",)),
+    (_INPUT, ("compress", "decompress")),
+    (_OUTPUT, ("compress", "decompress")),
+)
 
 
 def main(argv: list[str]) -> int:
@@ -37,6 +50,9 @@ def main(argv: list[str]) -> int:
     directory = Path(_WORKDIR.value or f"runs/{name}")
     command = " ".join(["python", *(word for word in sys.argv if not word.startswith("--mode"))])
 
+    for flag, modes in _OF_MODES:
+        if flag.present and _MODE.value not in modes:
+            raise UserError(f"--{flag.name} is for --mode={' or '.join(modes)}, not for {_MODE.value}")
     if _MODE.value == "verify":
         return verify.verify(directory, command)
     # Orbax reports every rename at level INFO.
@@ -44,7 +60,7 @@ def main(argv: list[str]) -> int:
     # Only now, with a valid config: importing JAX takes seconds.
     import jax
 
-    from adaptive_span_jax import corpus, evaluate, sharding, train
+    from adaptive_span_jax import compress, corpus, evaluate, generate, sharding, train
 
     if config.model.compute_dtype == "float64":
         jax.config.update("jax_enable_x64", True)
@@ -53,7 +69,14 @@ def main(argv: list[str]) -> int:
         corpus.prepare(config.data)
         return 0
     if _MODE.value == "evaluate":
-        return evaluate.evaluate(config, directory, command)
+        return evaluate.evaluate(config, directory, _STEP.value)
+    if _MODE.value == "generate":
+        return generate.generate(config.generate, directory, _STEP.value, _PROMPT.value, _PROMPT_FILE.value)
+    if _MODE.value in ("compress", "decompress"):
+        if _INPUT.value is None:
+            raise UserError(f"--mode={_MODE.value} needs --input=FILE")
+        run = compress.compress if _MODE.value == "compress" else compress.decompress
+        return run(directory, _STEP.value, Path(_INPUT.value), Path(_OUTPUT.value) if _OUTPUT.value else None)
     return train.train(config, directory, command)
 
 
@@ -102,5 +125,5 @@ if __name__ == "__main__":
         )
         sys.exit(2)
     except KeyboardInterrupt:
-        print("Stopped before training began; nothing to save.", file=sys.stderr)
+        print("Stopped; nothing to save.", file=sys.stderr)
         sys.exit(130)

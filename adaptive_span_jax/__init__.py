@@ -12,7 +12,10 @@ Reading order, which is also the way the data flows:
     loss, optimizer, train_state, step
     score         a text → bits per symbol
     checkpoint    state, memory and position → disk → state
-    train         the loop; evaluate: the other mode
+    train         the loop
+    head_reach, key_value_cache, finished_model      the same numbers for weights that no longer change, faster
+    trained_model                                    a checkpoint as an object: score, continue, spans
+    evaluate, generate, compress, convert            the other modes
     result, metrics, display, figures      what people see
 
 Array names end in the letters of their axes:
@@ -22,4 +25,18 @@ Array names end in the letters of their axes:
     P rows of the padded position table, of which a tile reads Y
 """
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from adaptive_span_jax.trained_model import TrainedModel
+
+
+def load(workdir: str | Path, step: str | int = "latest") -> "TrainedModel":
+    """The model of a run's checkpoint: the latest, the best on dev, or that of a step."""
+    # Only when asked for: importing JAX takes seconds.
+    from adaptive_span_jax import trained_model
+
+    return trained_model.load(workdir, step)

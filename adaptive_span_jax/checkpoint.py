@@ -15,6 +15,7 @@ be one that all of them see.
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import math
 import platform
@@ -87,6 +88,18 @@ class Checkpoints:
             found = int(multihost_utils.broadcast_one_to_all(np.int32(-1 if found is None else found)))
         self._step = None if found is None or found < 0 else found
         return self._step
+
+    def choose(self, which: str) -> int:
+        """The step of the checkpoint that a user names: latest, best (on dev) or a number."""
+        steps, best = sealed.sealed_steps(self._directory), self._best(self._dev_bits())
+        named = {"latest": self.newest, "best": lambda: best}
+        step = named[which]() if which in named else int(which) if which.isdecimal() else None
+        if step is None or step not in steps:
+            there = ", ".join(f"{each}{' (best)' if each == best else ''}" for each in steps) or "none"
+            raise UserError(
+                f"{self._directory}: no checkpoint {which!r}; name a step, latest or best. There are: {there}"
+            )
+        return step
 
     def set_damaged_aside(self) -> None:
         """Moves what is damaged or unfinished out of the way; only for the one process that may write here."""
@@ -216,19 +229,23 @@ class Checkpoints:
 
     def _thin_out(self) -> None:
         """Keeps the newest few and the best."""
-        steps = sealed.sealed_steps(self._directory)
-        bits = {}
-        for step in steps:
-            try:
-                bits[step] = self.describe(step).dev_bits
-            except Exception:
-                # Not readable, so perhaps damaged: it is not for us to delete.
-                continue
-        scored = {step: found for step, found in bits.items() if found is not None and math.isfinite(found)}
-        best = min(scored, key=lambda step: scored[step]) if scored else None
+        steps, bits = sealed.sealed_steps(self._directory), self._dev_bits()
         for step in bits:
-            if step not in (*steps[-self._config.keep :], best):
+            if step not in (*steps[-self._config.keep :], self._best(bits)):
                 sealed.delete(self._directory, step)
+
+    def _dev_bits(self) -> dict[int, float | None]:
+        """The dev bits of every checkpoint that can be read; others, perhaps damaged, are not for us to judge."""
+        bits = {}
+        for step in sealed.sealed_steps(self._directory):
+            with contextlib.suppress(Exception):
+                bits[step] = self.describe(step).dev_bits
+        return bits
+
+    @staticmethod
+    def _best(bits: dict[int, float | None]) -> int | None:
+        scored = {step: found for step, found in bits.items() if found is not None and math.isfinite(found)}
+        return min(scored, key=lambda step: scored[step], default=None)
 
     def _find_newest(self) -> int | None:
         for step in reversed(sealed.sealed_steps(self._directory)):

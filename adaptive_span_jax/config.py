@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -75,6 +76,18 @@ class EvaluateConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class GenerateConfig:
+    """How text is generated."""
+
+    length: int
+    samples: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
     """How often the state is saved and how many saves are kept."""
 
@@ -102,6 +115,7 @@ class Config:
     span: SpanConfig
     train: TrainConfig
     evaluate: EvaluateConfig
+    generate: GenerateConfig
     checkpoint: CheckpointConfig
     log: LogConfig
 
@@ -217,6 +231,17 @@ def _rules(c: Config) -> list[tuple[str, Any, str, bool]]:
         ("train.max_bad_steps", c.train.max_bad_steps, positive, c.train.max_bad_steps >= 1),
         ("evaluate.streams", c.evaluate.streams, positive, c.evaluate.streams >= 1),
         ("evaluate.every_steps", c.evaluate.every_steps, positive, c.evaluate.every_steps >= 1),
+        ("generate.length", c.generate.length, positive, c.generate.length >= 1),
+        ("generate.samples", c.generate.samples, positive, c.generate.samples >= 1),
+        (
+            "generate.temperature",
+            c.generate.temperature,
+            "it must be 0 or more",
+            0 <= c.generate.temperature < math.inf,
+        ),
+        ("generate.top_k", c.generate.top_k, "it must be 0 (all symbols) or more", c.generate.top_k >= 0),
+        ("generate.top_p", c.generate.top_p, "it must be above 0 and at most 1", 0 < c.generate.top_p <= 1),
+        ("generate.seed", c.generate.seed, "it must be between 0 and 2**32 - 1", 0 <= c.generate.seed < 2**32),
         ("checkpoint.every_steps", c.checkpoint.every_steps, positive, c.checkpoint.every_steps >= 1),
         (
             "checkpoint.every_minutes",

@@ -32,18 +32,38 @@ class Corpus:
 
     def encode(self, text: bytes) -> np.ndarray:
         """The ids of a text, all of whose symbols must be in the vocabulary."""
-        unseen = text.translate(None, delete=b"".join(self.vocabulary))
-        if unseen:
-            symbol = unseen[:1]
-            raise UserError(
-                f"The symbol {symbol!r} at byte {text.index(symbol)} is not among the {len(self.vocabulary)} symbols "
-                f"of {self.name}; leave it out, or train on text that has it"
-            )
-        return _ids(text, self.vocabulary)
+        return encode(text, self.vocabulary, self.name)
 
     def decode(self, ids: np.ndarray) -> bytes:
         """The text of the ids."""
-        return np.frombuffer(b"".join(self.vocabulary), np.uint8)[ids].tobytes()
+        return decode(ids, self.vocabulary)
+
+
+def encode(text: bytes, vocabulary: tuple[bytes, ...], name: str) -> np.ndarray:
+    """The ids of a text, all of whose symbols must be in the vocabulary; `name` says whose that is."""
+    unseen = text.translate(None, delete=b"".join(vocabulary))
+    if unseen:
+        symbol = unseen[:1]
+        raise UserError(
+            f"The symbol {symbol!r} at byte {text.index(symbol)} is not among the {len(vocabulary)} symbols "
+            f"of {name}; leave it out, or train on text that has it"
+        )
+    return _ids(text, vocabulary)
+
+
+def decode(ids: np.ndarray, vocabulary: tuple[bytes, ...]) -> bytes:
+    """The text of the ids."""
+    return np.frombuffer(b"".join(vocabulary), np.uint8)[ids].tobytes()
+
+
+def symbols(vocabulary: str) -> tuple[bytes, ...]:
+    """The vocabulary that a checkpoint has written down: symbol number i is the character with the byte's number."""
+    return tuple(bytes([symbol]) for symbol in vocabulary.encode("latin-1"))
+
+
+def unit(data: DataConfig) -> str:
+    """What bits are counted per."""
+    return "character" if data.source == "text8" else "byte"
 
 
 def prepare(data: DataConfig) -> None:
@@ -70,7 +90,7 @@ def load(data: DataConfig) -> Corpus:
         texts = [text.replace(b"\n", b"") for text in texts]
     if data.source == "text8":  # literally as published
         texts = [text.strip(b" ") + TEXT8_END for text in texts]
-    corpus = from_texts(data.source, "character" if data.source == "text8" else "byte", texts)
+    corpus = from_texts(data.source, unit(data), texts)
     _check_published_size(corpus, data)
     return corpus
 

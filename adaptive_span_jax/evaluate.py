@@ -1,43 +1,36 @@
-"""`--mode=evaluate`: the newest checkpoint of a run on dev and test, by both protocols."""
+"""`--mode=evaluate`: a checkpoint of a run on dev and test, by both protocols."""
 
 import json
 import time
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from adaptive_span_jax import corpus as corpora
-from adaptive_span_jax import display, flops, sharding, span, step, workdir
-from adaptive_span_jax.checkpoint import Checkpoints
+from adaptive_span_jax import display, flops, sharding, span, workdir
 from adaptive_span_jax.config import Config
-from adaptive_span_jax.errors import UserError
-from adaptive_span_jax.optimizer import make_optimizer
-from adaptive_span_jax.score import PROTOCOLS, score
-from adaptive_span_jax.train_state import abstract_state
+from adaptive_span_jax.finished_model import FinishedModel
+from adaptive_span_jax.score import PROTOCOLS, make_finished_step, score_finished
+from adaptive_span_jax.trained_model import load_params
 
 
-def evaluate(config: Config, directory: Path, command: str) -> int:
+def evaluate(config: Config, directory: Path, which: str) -> int:
     """Scores dev and test, prints a table and writes `evaluation.json`; answers the exit code."""
-    if not (directory / "checkpoints").is_dir():
-        raise UserError(f"--workdir={directory} has no checkpoints; train first: {command}")
-    corpus = corpora.load(config.data)
     mesh = sharding.make_mesh()
-    checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint)
-    newest = checkpoints.newest()
-    if newest is None:
-        raise UserError(f"--workdir={directory} has no whole checkpoint; train first: {command}")
-    saved = checkpoints.describe(newest)
+    _, saved, params = load_params(directory, which, mesh)
+    corpus = corpora.load(config.data)
     workdir.check_same_run(directory, saved, config, corpus.fingerprint)
-    abstract = abstract_state(config, len(corpus.vocabulary), make_optimizer(config.train), mesh)
-    params = checkpoints.restore_params(saved.step, abstract.params)
+    finished = FinishedModel.of(config, params)
+    finished_step = make_finished_step(finished, mesh)
 
-    eval_step = step.make_eval_step(config, mesh)
     found: dict[str, Any] = {"step": saved.step, "unit": corpus.unit}
     rows, average = {}, 0.0
     for split, ids in (("dev", corpus.dev), ("test", corpus.test)):
         for protocol in PROTOCOLS:
             started = time.perf_counter()
             with display.share_done(f"evaluating {split}, {protocol} protocol") as show:
-                scored = score(config, params, ids, protocol, eval_step, mesh, show)
+                scored = score_finished(finished, ids, protocol, finished_step, mesh, show)
             speed = scored.tokens / (time.perf_counter() - started)
             average = float(span.average_span(scored.z_LH, config.span.ramp, config.span.limit))
             found[f"{split}_{protocol}"] = {
@@ -55,5 +48,6 @@ def evaluate(config: Config, directory: Path, command: str) -> int:
     rows["average span"] = f"{average:.1f} positions"
     rows["FLOPS per token"] = f"{flops.paper_flops(config, average) / 1e6:.2f} million, in the paper's counting"
     display.show_block(f"Evaluation of {directory}, step {saved.step:,}", rows)
-    (directory / "evaluation.json").write_text(json.dumps(found, indent=2) + "\n")
+    if jax.process_index() == 0:
+        (directory / "evaluation.json").write_text(json.dumps(found, indent=2) + "\n")
     return 0

@@ -77,16 +77,14 @@ def apply(
     config: Config, params: Params, tokens_BT: ArrayLike, memory: Memory, dropout: Dropout | None = None
 ) -> Prediction:
     """Reads one segment of every stream; without `dropout` nothing is dropped."""
-    dtype = jnp.dtype(config.model.compute_dtype)
-    layer_graph = nnx.graphdef(nnx.eval_shape(lambda: _layer(config, nnx.Rngs(0))))
     filled = memory.filled if config.model.mask_empty_memory else None
     tokens_BT = jnp.asarray(tokens_BT)
     limit, segment = config.span.limit, tokens_BT.shape[1]
-    hidden_BTD = params["embedding_VD"][tokens_BT].astype(dtype)
+    hidden_BTD = embed(config, params, tokens_BT)
 
     def read_layer(hidden_BTD: jax.Array, indexed: tuple[jax.Array, Params]) -> tuple[jax.Array, tuple]:
         index, layer_params = indexed
-        layer = nnx.merge(layer_graph, layer_params)
+        layer = make_layer(config, layer_params)
         next_BTD, z_BTH = layer(
             hidden_BTD,
             memory.layer(index, limit, segment),  # not a scanned input: XLA would copy the whole memory
@@ -100,16 +98,27 @@ def apply(
     hidden_BTD, found = jax.lax.scan(read_layer, hidden_BTD, (layers, params[LAYERS]))
     inputs_LBTD, penalty_L, z_LH, furthest_z_LH = found
 
-    # Logits and what follows are float32 at least: the loss of a good model is a small difference of them.
-    logits_BTV = jnp.einsum(
-        "BTD,DV->BTV",
-        hidden_BTD,
-        params["output_DV"].astype(dtype),
-        preferred_element_type=params["output_DV"].dtype,
-    )
-    logits_BTV += params["output_bias_V"][None, None, :]
     inputs_LBTD, z_LH, furthest_z_LH = jax.lax.stop_gradient((inputs_LBTD, z_LH, furthest_z_LH))
-    return Prediction(logits_BTV, inputs_LBTD, penalty_L.sum(), z_LH, furthest_z_LH)
+    return Prediction(output(params, hidden_BTD), inputs_LBTD, penalty_L.sum(), z_LH, furthest_z_LH)
+
+
+def embed(config: Config, params: Params, tokens_BT: ArrayLike) -> jax.Array:
+    """The first layer's input: hidden_BTD."""
+    return params["embedding_VD"][jnp.asarray(tokens_BT)].astype(jnp.dtype(config.model.compute_dtype))
+
+
+def make_layer(config: Config, layer_params: Params) -> Layer:
+    """One layer, from its slice of the stacked parameters; only while tracing."""
+    return nnx.merge(nnx.graphdef(nnx.eval_shape(lambda: _layer(config, nnx.Rngs(0)))), layer_params)
+
+
+def output(params: Params, hidden_BTD: jax.Array) -> jax.Array:
+    """Logits, like what follows from them in float32 at least: the loss of a good model is a small difference."""
+    weight_DV = params["output_DV"]
+    logits_BTV = jnp.einsum(
+        "BTD,DV->BTV", hidden_BTD, weight_DV.astype(hidden_BTD.dtype), preferred_element_type=weight_DV.dtype
+    )
+    return logits_BTV + params["output_bias_V"][None, None, :]
 
 
 def parameter_count(params: Params) -> int:

@@ -21,6 +21,7 @@ _FREE = (
     "config.data.archive:",
     "config.data.directory:",
     "config.evaluate.",
+    "config.generate",
     "config.log.",
     "config.model.attention:",
     "config.model.dropout:",

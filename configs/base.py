@@ -54,6 +54,14 @@ def get_config() -> ConfigDict:
     config.evaluate.streams = 8  # parallel streams of the evaluation, each starting from empty memory
     config.evaluate.every_steps = 2746  # dev evaluation during training; the default is one epoch of enwik8
 
+    config.generate = ConfigDict()
+    config.generate.length = 500  # symbols that are added to the prompt
+    config.generate.samples = 1  # continuations of the same prompt, side by side
+    config.generate.temperature = 1.0  # logits are divided by it: below 1 safer, above 1 wilder, 0 always the likeliest
+    config.generate.top_k = 0  # draw only among the k likeliest symbols; 0: all
+    config.generate.top_p = 1.0  # draw only among the likeliest symbols that together have this probability
+    config.generate.seed = 0  # the same seed, the same text
+
     config.checkpoint = ConfigDict()
     config.checkpoint.every_steps = 1000
     config.checkpoint.every_minutes = 0.0  # besides, when so much time has passed since the last one; 0: never

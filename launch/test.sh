@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Lint, types and tests, as CI runs them. --full adds the slow tests. Other arguments go to pytest.
+# Lint, types and tests, as CI runs them. --full adds the slow tests, and PyTorch for those that need it. Other arguments
+# go to pytest.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/environment.sh
@@ -7,6 +8,7 @@ use_environment requirements-dev.txt
 
 markers=(-m "not slow")
 if [[ "${1:-}" == "--full" ]]; then
+  use_environment requirements-convert.txt
   markers=()
   shift
 fi

@@ -16,7 +16,8 @@ ALLOWED = {
     "rich": {"display.py", "datasets/source.py", "datasets/builder.py"},
     "tensorflow_datasets": {"datasets/builder.py", "datasets/enwik8.py", "datasets/text8.py", "datasets/prepared.py"},
     "tensorflow": set(),
-    "torch": set(),
+    "torch": {"published_checkpoint.py"},
+    "constriction": {"compress.py"},
 }
 
 # Knows no jax at all: what a text is has nothing to do with devices.
@@ -35,7 +36,8 @@ NUMPY_ONLY = {
 # Each of these imports only from those before it.
 FLOW = [
     *("errors", "config", "corpus", "segments", "dropout", "memory", "sharding", "span", "attention", "layer", "model"),
-    *("loss", "optimizer", "train_state", "step", "score", "sealed", "checkpoint", "workdir", "pretrained", "train"),
+    *("loss", "optimizer", "train_state", "step", "head_reach", "key_value_cache", "finished_model", "score", "sealed"),
+    *("checkpoint", "workdir", "pretrained", "train", "sampling", "trained_model", "evaluate", "generate", "compress"),
 ]
 
 

@@ -25,6 +25,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
         ("--config=configs/text8_fixed.py:long", "text8_fixed.py:long"),
         ("--mode=fly", "<train|evaluate"),
         ("--speed=9", "'speed'"),
+        ("--prompt=a", "--prompt is for --mode=generate, not for train"),
         ("train", "'train' is not an option"),
         ("--config.model.width=131", "config.model.width is 131; it must be a multiple of config.model.heads"),
         ("--config.train.segment=0", "config.train.segment is 0; it must be between 1 and"),
