@@ -59,14 +59,14 @@ def seal(directory: Path, step: int) -> None:
 def find_damage(folder: Path, on_progress: Callable[[float], None] = lambda share: None) -> str | None:
     """What is wrong with a sealed folder, or None. `on_progress` hears which share of its bytes was read."""
     try:
-        *lines, end = (folder / SUMS).read_bytes().decode().split("\n")
+        *lines, _ = (folder / SUMS).read_bytes().decode().split("\n")
         expected = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
     except FileNotFoundError:
         return f"{SUMS} is missing"
     except ValueError:
         return f"{SUMS} cannot be understood"
-    if end or not expected:
-        return f"{SUMS} is cut off"
+    if not expected:
+        return f"{SUMS} is empty"
     files = {str(path.relative_to(folder)): path for path in _files(folder)}
     for name in sorted({*expected, *files} - {SUMS}):
         if name not in files:

@@ -71,6 +71,13 @@ def test_lost_and_cut_files_are_named(tmp_path, name):
     assert f"{name} is missing" in str(sealed.find_damage(folder))
 
 
+def test_an_empty_folder_is_not_whole(tmp_path):
+    (tmp_path / "5").mkdir()
+    assert sealed.find_damage(tmp_path / "5") == "SHA256SUMS is missing"
+    (tmp_path / "5" / sealed.SUMS).write_text("")
+    assert sealed.find_damage(tmp_path / "5") == "SHA256SUMS is empty"
+
+
 def test_a_file_too_many_is_named(tmp_path):
     folder = make_sealed(tmp_path)
     (folder / "deep" / "more").write_bytes(b"")
