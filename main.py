@@ -55,8 +55,9 @@ def main(argv: list[str]) -> int:
             raise UserError(f"--{flag.name} is for --mode={' or '.join(modes)}, not for {_MODE.value}")
     if _MODE.value == "verify":
         return verify.verify(directory, command)
-    # Orbax reports every rename at level INFO.
+    # Orbax reports every rename, and prints the traceback of an error that it raises besides.
     logging.set_verbosity(logging.WARNING)
+    logging.get_absl_logger().addFilter(lambda record: "orbax" not in record.pathname)
     # Only now, with a valid config: importing JAX takes seconds.
     import jax
 

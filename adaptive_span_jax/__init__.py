@@ -11,7 +11,7 @@ Reading order, which is also the way the data flows:
     layer, model  tokens, memory → logits, memory
     loss, optimizer, train_state, step
     score         a text → bits per symbol
-    checkpoint    state, memory and position → disk → state
+    checkpoint    state, memory and position → disk → state     (sealed, lock, workdir, pretrained)
     train         the loop
     head_reach, key_value_cache, finished_model      the same numbers for weights that no longer change, faster
     trained_model                                    a checkpoint as an object: score, continue, spans

@@ -82,7 +82,8 @@ def backward(
             after: tuple[list, list, list, list] = ([], [], [], [])
             for index, (lane, projected) in enumerate(zip(lanes, split(block.projected_BJE, lanes), strict=True)):
                 saved = (_cut(array[index], block.head, number, size) for array in (log_sum, d_output, d_dot))
-                found, used = tile.gradients(_tile(lane, block, projected, number), ramp, *saved, scratch[index])
+                this = _tile(lane, block, projected, number)
+                found, used = tile.gradients(this, ramp, *saved, scratch=scratch[index])
                 d_table_PK = position_table.add_rows(d_table_PK, MARGIN, furthest, found.table_YK)
                 both = jnp.concatenate([found.key_BJK, found.value_BJK], axis=-1)
                 for old, new, done in ((d_query, found.query_BCK, after[0]), (d_z, found.z_BC1, after[1])):

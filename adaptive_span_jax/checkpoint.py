@@ -17,7 +17,9 @@ be one that all of them see.
 import concurrent.futures
 import contextlib
 import dataclasses
+import errno
 import math
+import os
 import platform
 import shutil
 import time
@@ -217,15 +219,12 @@ class Checkpoints:
             for folder in sealed.leftovers(self._directory):
                 shutil.rmtree(folder, ignore_errors=True)
         steps = sealed.sealed_steps(self._directory)
-        reason = str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)
-        self._failure = UserError(
-            f"{self._directory}: the checkpoint of step {step:,} could not be written ({reason}); "
-            + (f"that of step {steps[-1]:,} is safe" if steps else "no checkpoint exists yet")
-            + ". Make room and start the same command again"
-        )
+        safe = f"that of step {steps[-1]:,} is safe" if steps else "there is none yet"
+        what = f"the checkpoint of step {step:,} could not be written to {self._directory} ({_reason(error)}); {safe}"
+        self._failure = UserError(f"{what}. Make room and start the same command again")
         self._failure.__cause__ = error
         if self._config.on_failure == "continue":
-            display.say(f"warning: {self._failure}; training goes on (config.checkpoint.on_failure)")
+            display.say(f"warning: {what}. Training goes on; make room before the next one is due")
 
     def _thin_out(self) -> None:
         """Keeps the newest few and the best."""
@@ -272,3 +271,9 @@ class Checkpoints:
                 f"{folder} is what was written, but cannot be read into this model ({reason}). It was written with "
                 f"{self.describe(step).versions}, now it is {versions()}"
             ) from error
+
+
+def _reason(error: Exception) -> str:
+    """What the system said; the libraries wrap it in paths and codes."""
+    full = os.strerror(errno.ENOSPC)
+    return full if full in str(error) else (str(error).strip() or repr(error)).splitlines()[-1]

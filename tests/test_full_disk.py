@@ -1,0 +1,38 @@
+"""A disk that is really full: a file system of 330 KiB, in which one checkpoint fits but not a second beside it."""
+
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from tests.test_kill import FIELDS, INTERVAL, ROOT
+
+NEW_MOUNTS = ["unshare", "--user", "--map-root-user", "--mount"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_failure", ["continue", "stop"])
+def test_a_full_disk_costs_no_checkpoint(tmp_path, on_failure):
+    if subprocess.run([*NEW_MOUNTS, "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)], capture_output=True).returncode:
+        pytest.skip("this system lets nobody mount a small file system")
+    fields = FIELDS | {"train.steps": 60, "checkpoint.keep": 1, "checkpoint.on_failure": on_failure}
+    command = shlex.join([sys.executable, "main.py", f"--workdir={tmp_path}/run"])
+    command = " ".join([command, *(f"--config.{name}={value}" for name, value in fields.items())])
+    script = f"""
+        mount -t tmpfs -o size=330k tmpfs {tmp_path}
+        {command}; echo "trained: $?"
+        {command} --mode=verify; echo "verified: $?"
+        echo "left:" $(ls {tmp_path}/run/checkpoints)
+    """
+    found = subprocess.run([*NEW_MOUNTS, "bash", "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert "Traceback" not in found.stderr
+    assert f"step {INTERVAL} is saved\n" in found.stdout
+    expected = "could not be written to .*/run/checkpoints (No space left on device); that of step 10 is safe. "
+    for part in expected.split(".*"):
+        assert part in found.stderr
+    assert f"trained: 2\nchecking step {INTERVAL} …" in found.stdout
+    assert "verified: 0\n" in found.stdout
+    assert f"left: {INTERVAL}\n" in found.stdout
+    assert ("step 50/60" in found.stdout) == (on_failure == "continue")
+    assert found.stdout.count("Training goes on") == (5 if on_failure == "continue" else 0)
