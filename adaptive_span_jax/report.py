@@ -94,11 +94,10 @@ def write_report(config: Config, directory: Path, corpus: Corpus, params: model.
             rows = [(table.title, *row[:-1]) for table in paper for row in table.rows]
             csv.writer(file, lineterminator="\n").writerows([("table", *Row._fields[:-1]), *rows])
         concerns = health.concerns(config, run.metrics, run.spans)
-        (target / "summary.json").write_text(json.dumps(_summary(run, concerns), indent=2) + "\n")
+        summary = _summary(run, concerns)
+        (target / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
         page = target / "index.html"
-        page.write_text(
-            report_page.page(run.name, report_page.facts(_summary(run, concerns)), concerns, drawings, paper)
-        )
+        page.write_text(report_page.page(summary, concerns, drawings, paper))
     return page
 
 
@@ -132,11 +131,11 @@ def draw(run: Run) -> list[Drawing]:
     if len(run.spans) > 1:
         steps_N, z_NLH = (np.array([line[name] for line in run.spans]) for name in ("step", "z_LH"))
         found.append(span_history(steps_N, z_NLH, ramp, limit))
+    found.append(attention_patterns(seen.weight_LHS, seen.z_LH, ramp, seen.queries))
+    found.append(cost_by_limit(run.config, seen.z_LH))
     if any("train_bits" in line for line in run.metrics):
         found.append(training_curves(run.metrics, run.unit))
-    found.append(attention_patterns(seen.weight_LHS, seen.z_LH, ramp, seen.queries))
     found.append(passage_spans(seen.passage, spans_of(seen.passage_z_T, ramp, limit), run.config.span.kind))
-    found.append(cost_by_limit(run.config, seen.z_LH))
     return found
 
 

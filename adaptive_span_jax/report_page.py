@@ -45,7 +45,7 @@ a { color: inherit }
 """
 
 
-def facts(summary: dict[str, Any]) -> dict[str, str]:
+def _facts(summary: dict[str, Any]) -> dict[str, str]:
     """The numbers at the top of the page, with their units."""
 
     def bits(part: str) -> str:
@@ -57,21 +57,19 @@ def facts(summary: dict[str, Any]) -> dict[str, str]:
         f"dev, bits per {summary['unit']}": bits("dev"),
         f"test, bits per {summary['unit']}": bits("test"),
         f"average span, of S = {summary['limit']:,}": f"{summary['average_span']:,.1f}",
-        "multiply-adds per token": f"{cost / 1e6:.2f}M",
-        f"less than with fixed spans of {summary['limit']:,}": f"{100 * (1 - cost / fixed):.0f} %",
-        "parameters": f"{summary['parameters']:,}",
-        "step": f"{summary['step']:,} of {summary['steps']:,}",
-        "text": summary["corpus"],
-        "kind of span": summary["kind"],
+        "million multiply-adds per token": f"{cost / 1e6:.2f}",
+        f"saved beside fixed spans of {summary['limit']:,}": f"{100 * (1 - cost / fixed):.0f} %",
     }
 
 
 def page(
-    name: str, facts: dict[str, str], concerns: Sequence[Concern], drawings: Sequence[Drawing], tables: Sequence[Table]
+    summary: dict[str, Any], concerns: Sequence[Concern], drawings: Sequence[Drawing], tables: Sequence[Table]
 ) -> str:
     """The whole page."""
+    name = escape(summary["run"])
     cards = "".join(
-        f"<div><dl><dt>{escape(what)}</dt><dd>{escape(value)}</dd></dl></div>" for what, value in facts.items()
+        f"<div><dl><dt>{escape(what)}</dt><dd>{escape(value)}</dd></dl></div>"
+        for what, value in _facts(summary).items()
     )
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -79,12 +77,14 @@ def page(
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,">
-<title>{escape(name)} – adaptive span</title>
+<title>{name} – adaptive span</title>
 <style>{_STYLE}</style>
 </head>
 <body>
-<header><h1>{escape(name)}</h1>
-<p class="soft">Adaptive attention span: what this run learned, beside the tables and figures of the paper.</p></header>
+<header><h1>{name}</h1>
+<p class="soft">{escape(summary["kind"])} spans of at most {summary["limit"]:,} positions ·
+{summary["parameters"]:,} parameters · {escape(summary["corpus"])} ·
+step {summary["step"]:,} of {summary["steps"]:,}</p></header>
 <main>
 {"".join(_concern(concern) for concern in concerns)}
 <div class="facts">{cards}</div>

@@ -69,14 +69,14 @@ def span_history(steps_N: np.ndarray, z_NLH: np.ndarray, ramp: int, limit: int) 
     span_NLH = spans_of(z_NLH, ramp, limit)
     layers = span_NLH.shape[1]
     figure, axes = panels()
-    colours = matplotlib.colormaps["cividis"](np.linspace(0.15, 1, layers))
+    colours = matplotlib.colormaps["cividis"](np.linspace(0.25, 0.9, layers))
     for layer in range(layers):
         lines = axes.plot(steps_N, span_NLH[:, layer], color=colours[layer], linewidth=1)
         lines[0].set_label(f"layer {layer + 1}")
     _span_axis(axes, ramp, limit)
     axes.set(xlabel="step", ylabel="span (positions, log scale)")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     figure.legend(loc="outside right upper", fontsize=7, ncols=1 + (layers - 1) // 16)
     first, last = span_NLH[0].mean(), span_NLH[-1].mean()
     return Drawing(
@@ -101,7 +101,7 @@ def _span_axis(axes: matplotlib.axes.Axes, ramp: int, limit: int) -> None:
     axes.set_ylim(shortest / 1.3, limit * 1.3)
     axes.yaxis.set_major_locator(LogLocator(base=2, numticks=8))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    for value, name in ((shortest, f"R = {shortest:,}"), (limit, f"S = {limit:,}")):
+    for value, name, side in ((shortest, f"R = {shortest:,}", -1), (limit, f"S = {limit:,}", 1)):
         axes.axhline(value, color=INK, linewidth=0.8, linestyle=":")
-        axes.annotate(name, (1, value), (-2, 2), xycoords=("axes fraction", "data"), textcoords="offset points",
-                      ha="right", va="bottom", fontsize=7)  # fmt: skip
+        axes.annotate(name, (1, value), (-2, 2 * side), xycoords=("axes fraction", "data"), textcoords="offset points",
+                      ha="right", va="bottom" if side > 0 else "top", fontsize=7)  # fmt: skip

@@ -29,7 +29,7 @@ def training_curves(lines: Sequence[dict[str, Any]], unit: str) -> Drawing:
     speed.set(ylabel="tokens/s", xlabel="step", ylim=(0, None))
     for axes in (speed.xaxis, speed.yaxis):
         axes.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    speed.xaxis.set_major_locator(MaxNLocator(6))
+    speed.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     figure.align_ylabels()
     names = ("train_bits", "dev_bits", "learning_rate", "tokens_per_second", "penalty_nats", "average_span")
     last = [f"{found[-1][name]:.3f} bits on {part}" for found, name, part in
