@@ -37,7 +37,7 @@ p { margin: .3rem 0 } .soft, figcaption, small { color: var(--soft); font-size: 
   align-items: start }
 figure svg { display: block; width: 100%; height: auto; color: var(--ink); margin: .4rem 0 }
 .concern { background: var(--warn); border-color: var(--warn-line); margin: .7rem 0 }
-.tables { margin-top: .9rem; display: grid; gap: .9rem }
+.tables { margin-top: .9rem; display: grid; grid-template-columns: minmax(0, 1fr); gap: .9rem }
 .wide { overflow-x: auto } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th, td { text-align: right; padding: .3rem .55rem; border-bottom: 1px solid var(--line); white-space: nowrap }
 th:first-child, td:first-child { text-align: left } tr.run { background: var(--mark); font-weight: 600 }
