@@ -26,9 +26,9 @@ class Cost(NamedTuple):
 
 def cost(config: Config, furthest_z_LH: jax.Array) -> Cost:
     """The cost at these spans; where z differs between tokens, each head's largest counts."""
-    _, tiles_LH = far_tiles_LH(config, furthest_z_LH)
+    _, tiles_LHX = far_tiles(config, furthest_z_LH)
     executed, published = executed_flops(config, furthest_z_LH), published_flops(config, furthest_z_LH)
-    return Cost(tiles_LH.sum(), executed, published)
+    return Cost(tiles_LHX.sum(), executed, published)
 
 
 def paper_flops(config: Config, average_span: float) -> float:

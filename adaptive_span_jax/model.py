@@ -121,27 +121,27 @@ def output(params: Params, hidden_BTD: jax.Array) -> jax.Array:
     return logits_BTV + params["output_bias_V"][None, None, :]
 
 
-def mean_attention(config: Config, params: Params, before: Memory, after: Memory) -> tuple[jax.Array, jax.Array]:
-    """Where the heads looked while they read the segment between two memories, by the plain definition.
+def mean_attention(
+    config: Config, params: Params, inputs_LBTD: jax.Array, memory: Memory
+) -> tuple[jax.Array, jax.Array]:
+    """Where the heads look while layers read these inputs after this memory, by the plain definition.
 
-    (attention by distance, averaged over streams and tokens: weight_LHS, column x − 1 for distance x; z_LBTH). The
-    segment must not be longer than S: what the layers read is taken out of the memory after it.
+    (attention by distance, averaged over streams and tokens: weight_LHS, column x − 1 for distance x; z_LBTH).
     """
     layer_graph = nnx.graphdef(nnx.eval_shape(lambda: _layer(config, nnx.Rngs(0))))
-    limit, segment = config.span.limit, config.train.segment
-    filled = before.filled if config.model.mask_empty_memory else None
+    limit, (_, streams, segment, _) = config.span.limit, inputs_LBTD.shape
+    filled = memory.filled if config.model.mask_empty_memory else None
 
-    def look(_: None, indexed: tuple[jax.Array, Params]) -> tuple[None, tuple[jax.Array, jax.Array]]:
-        index, layer_params = indexed
+    def look(_: None, indexed: tuple[jax.Array, jax.Array, Params]) -> tuple[None, tuple[jax.Array, jax.Array]]:
+        index, hidden_BTD, layer_params = indexed
         layer = nnx.merge(layer_graph, layer_params)
-        memory_BSD, hidden_BSD = (memory.layer(index, limit, segment).whole() for memory in (before, after))
-        hidden_BTD = hidden_BSD[:, limit - segment :]
+        memory_BSD = memory.layer(index, limit, segment).whole()
         weight_BHTS, z_BTH = layer.attention.weights(hidden_BTD, memory_BSD, params["positions_SK"], filled)
-        z_BTH = jnp.broadcast_to(z_BTH, (*hidden_BTD.shape[:2], config.model.heads))
+        z_BTH = jnp.broadcast_to(z_BTH, (streams, segment, config.model.heads))
         return None, (weight_BHTS.mean(axis=(0, 2))[:, ::-1], z_BTH)
 
     layers = jnp.arange(config.model.layers)
-    return jax.lax.scan(look, None, (layers, params[LAYERS]))[1]
+    return jax.lax.scan(look, None, (layers, inputs_LBTD, params[LAYERS]))[1]
 
 
 def parameter_count(params: Params) -> int:

@@ -132,7 +132,7 @@ def draw(run: Run) -> list[Drawing]:
         steps_N, z_NLH = (np.array([line[name] for line in run.spans]) for name in ("step", "z_LH"))
         found.append(span_history(steps_N, z_NLH, ramp, limit))
     found.append(attention_patterns(seen.weight_LHS, seen.z_LH, ramp, seen.queries))
-    found.append(cost_by_limit(run.config, seen.z_LH))
+    found.append(cost_by_limit(run.config, seen.z_LH, seen.furthest_z_LH))
     if any("train_bits" in line for line in run.metrics):
         found.append(training_curves(run.metrics, run.unit))
     found.append(passage_spans(seen.passage, spans_of(seen.passage_z_T, ramp, limit), run.config.span.kind))

@@ -6,6 +6,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -99,17 +100,20 @@ def test_observation_is_plain_attention_over_the_text(kind):
     tokens = text.dev[: streams * length].reshape(streams, length)
     count = min((length - 1) // segment, -(-limit // segment) + 8)
     first = max(count - 8, 0)
-    memory_LBSD = [np.zeros((streams, limit, config.model.width), np.float32)] * 3
+    memory_LBSD = [jnp.zeros((streams, limit, config.model.width))] * 3
     state, weights, spans = model.init_memory(config, streams), [], []
     for number in range(count):
         part = tokens[:, number * segment : (number + 1) * segment].astype(np.int32)
-        state = model.apply(config, params, part, state).memory
-        inputs = [np.asarray(state.layer(layer, limit, segment).whole())[:, -segment:] for layer in range(3)]
+        inputs = model.apply(config, params, part, state).inputs_LBTD
+        state = state.advance(inputs, limit)
         if number >= first:
-            found = [by_hand(config, params, layer, inputs[layer], memory_LBSD[layer]) for layer in range(3)]
+            found = [
+                by_hand(config, params, layer, np.asarray(inputs[layer]), np.asarray(memory_LBSD[layer]))
+                for layer in range(3)
+            ]
             weights.append([weight for weight, _ in found])
             spans.append([z for _, z in found])
-        memory_LBSD = [np.asarray(shift_in(old, new)) for old, new in zip(memory_LBSD, inputs, strict=True)]
+        memory_LBSD = [shift_in(old, new) for old, new in zip(memory_LBSD, inputs, strict=True)]
     assert_allclose(seen.weight_LHS, np.mean(weights, axis=0), rtol=1e-4, atol=1e-7)
     z_NLBTH = np.array(spans)
     assert_allclose(seen.z_LH, z_NLBTH.mean(axis=(0, 2, 3)), rtol=1e-4)
@@ -200,7 +204,7 @@ def test_cost_of_a_fixed_model_is_the_papers():
     from adaptive_span_jax.figures.cost import cost_by_limit
 
     config = tiny_config(span={"limit": 64, "kind": "fixed"})
-    rows = cost_by_limit(config, np.full((3, 2), 64.0)).rows
+    rows = cost_by_limit(config, np.full((3, 2), 64.0), np.full((3, 2), 64.0)).rows
     assert rows[0][:3] == (64, flops.paper_flops(config, 64), flops.paper_flops(config, 64))
     limits = [row[0] for row in rows]
     assert_array_equal(limits, 2 ** np.arange(6, 14))

@@ -13,12 +13,12 @@ from adaptive_span_jax.figures.drawing import BLUE, GREEN, ORANGE, RED, Drawing,
 
 
 @styled
-def cost_by_limit(config: Config, z_LH: np.ndarray) -> Drawing:
+def cost_by_limit(config: Config, z_LH: np.ndarray, furthest_z_LH: np.ndarray) -> Drawing:
     """The paper's Figure 3, right: a fixed span against this model, whose heads keep their spans but stay below S."""
     highest = max(config.span.limit, 8192)
     limits = [2**power for power in range(6, math.ceil(math.log2(highest)) + 1)]
     names = ("fixed_span", "this_model", "this_model_executed", "this_model_published_algorithm")
-    rows = [(limit, *(round(cost) for cost in _costs(config, z_LH, limit))) for limit in limits]
+    rows = [(limit, *(round(cost) for cost in _costs(config, z_LH, furthest_z_LH, limit))) for limit in limits]
     figure, axes = panels()
     looks = ((RED, "--", "s"), (BLUE, "-", "o"), (GREEN, ":", "^"), (ORANGE, "-.", "v"))
     labels = (
@@ -48,15 +48,16 @@ def cost_by_limit(config: Config, z_LH: np.ndarray) -> Drawing:
     )
 
 
-def _costs(config: Config, z_LH: np.ndarray, limit: int) -> tuple[float, float, float, float]:
+def _costs(
+    config: Config, z_LH: np.ndarray, furthest_z_LH: np.ndarray, limit: int
+) -> tuple[float, float, float, float]:
     """Multiply-adds per token with a limit of S: fixed, and this model's in three ways of counting."""
     config = dataclasses.replace(config, span=dataclasses.replace(config.span, limit=limit))
-    z_LH = np.minimum(z_LH, limit)
-    average = span.average_span(z_LH, config.span.ramp, limit)
-    on_device_LH = jnp.asarray(z_LH)
+    average = span.average_span(np.minimum(z_LH, limit), config.span.ramp, limit)
+    cost = flops.cost(config, jnp.asarray(np.minimum(furthest_z_LH, limit)))
     return (
         flops.paper_flops(config, limit),
         flops.paper_flops(config, average),
-        float(flops.executed_flops(config, on_device_LH)),
-        float(flops.published_flops(config, on_device_LH)),
+        float(cost.executed),
+        float(cost.published),
     )
