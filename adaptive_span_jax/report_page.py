@@ -25,7 +25,7 @@ _STYLE = """
   --line: #2c333c; --warn: #2d2510; --warn-line: #e69f00; --mark: #16283a } }
 * { box-sizing: border-box }
 body { margin: 0 auto; padding: 1.2rem; max-width: 76rem; font: 16px/1.5 system-ui, sans-serif; color: var(--ink);
-  background: var(--paper) }
+  background: var(--paper); overflow-wrap: anywhere }
 h1 { font-size: 1.5rem; margin: .2rem 0 } h2 { font-size: 1.05rem; margin: 0 0 .3rem }
 p { margin: .3rem 0 } .soft, figcaption, small { color: var(--soft); font-size: .86rem }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .7rem; margin: 1rem 0 }
@@ -40,7 +40,7 @@ figure svg { display: block; width: 100%; height: auto; color: var(--ink); margi
 .tables { margin-top: .9rem; display: grid; grid-template-columns: minmax(0, 1fr); gap: .9rem }
 .wide { overflow-x: auto } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th, td { text-align: right; padding: .3rem .55rem; border-bottom: 1px solid var(--line); white-space: nowrap }
-th:first-child, td:first-child { text-align: left } tr.run { background: var(--mark); font-weight: 600 }
+th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 8rem } tr.run { background: var(--mark); font-weight: 600 }
 a { color: inherit }
 """
 
