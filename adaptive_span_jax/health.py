@@ -72,7 +72,8 @@ def _saturated(config: Config, spans: Sequence[dict[str, Any]]) -> Concern | Non
 
 
 def _penalised(config: Config, metrics: Sequence[dict[str, Any]]) -> Concern | None:
-    lines = [line for line in metrics if "penalty_nats" in line]
+    # After a bad step numbers may be missing.
+    lines = [line for line in metrics if "penalty_nats" in line and "train_bits" in line]
     if not lines:
         return None
     nats = lines[-1]["train_bits"] * np.log(2)

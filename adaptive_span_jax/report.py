@@ -11,10 +11,8 @@ import numpy as np
 
 from adaptive_span_jax import corpus as corpora
 from adaptive_span_jax import display, flops, health, model, observation, report_page, sharding, span, workdir
-from adaptive_span_jax.checkpoint import Checkpoints
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.corpus import Corpus
-from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.figures.attention import attention_patterns
 from adaptive_span_jax.figures.cost import cost_by_limit
 from adaptive_span_jax.figures.drawing import Drawing
@@ -23,10 +21,9 @@ from adaptive_span_jax.figures.spans import span_history, spans_by_layer, spans_
 from adaptive_span_jax.figures.training import training_curves
 from adaptive_span_jax.metrics import read_lines
 from adaptive_span_jax.observation import Observation
-from adaptive_span_jax.optimizer import make_optimizer
 from adaptive_span_jax.paper_tables import Row, tables
 from adaptive_span_jax.result import read_result
-from adaptive_span_jax.train_state import abstract_state
+from adaptive_span_jax.trained_model import load_params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,19 +57,11 @@ class Run:
         )
 
 
-def report(config: Config, directory: Path, command: str) -> int:
-    """Writes the report on a run's newest checkpoint; answers the exit code."""
-    if not (directory / "checkpoints").is_dir():
-        raise UserError(f"--workdir={directory} has no checkpoints; train first: {command}")
+def report(directory: Path, which: str) -> int:
+    """Writes the report on a run's checkpoint, whose own config is used; answers the exit code."""
+    config, saved, params = load_params(directory, which, sharding.make_mesh())
     corpus = corpora.load(config.data)
-    checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint.keep)
-    if checkpoints.latest_step is None:
-        raise UserError(f"--workdir={directory} has no finished checkpoint; train first: {command}")
-    saved = checkpoints.describe(checkpoints.latest_step)
     workdir.check_same_run(directory, saved, config, corpus.fingerprint)
-    abstract = abstract_state(config, len(corpus.vocabulary), make_optimizer(config.train), sharding.make_mesh())
-    params = checkpoints.restore_params(saved.step, abstract.params)
-    checkpoints.close()
     page = write_report(config, directory, corpus, params, saved.step)
     display.say(f"Wrote {page}")
     return 0

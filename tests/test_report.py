@@ -75,13 +75,13 @@ def test_a_finished_run_has_a_report(tmp_path, one_device, capsys):
     assert_allclose(last, np.minimum(np.ravel(logged[-1]["z_LH"]) + config.span.ramp, config.span.limit))
 
     before = {path.name: path.read_bytes() for path in target.iterdir()}
-    assert report.report(config, tmp_path, "python main.py") == 0
+    assert report.report(tmp_path, "latest") == 0
     assert {path.name: path.read_bytes() for path in target.iterdir()} == before, "not the same twice"
 
 
 def test_report_needs_a_checkpoint(tmp_path):
-    with pytest.raises(UserError, match="train first"):
-        report.report(tiny_config(), tmp_path, "command")
+    with pytest.raises(UserError, match="has no checkpoints"):
+        report.report(tmp_path, "latest")
 
 
 @pytest.mark.parametrize("kind", ["adaptive", "dynamic"])
