@@ -1,4 +1,4 @@
-"""Adaptive attention span in JAX: train, evaluate, generate, compress, verify checkpoints, prepare data.
+"""Adaptive attention span in JAX: train, evaluate, report, generate, compress, verify checkpoints, prepare data.
 
     python main.py                                     the quickstart: three and a half minutes, no download
     python main.py --config=configs/enwik8_large.py    an experiment of the paper
@@ -23,7 +23,7 @@ _CONFIG = config_flags.DEFINE_config_file(
     "config",
     help_string="The run: a file of configs/, some with an argument (file.py:2048); quickstart.py unless given.",
 )
-_MODES = ["train", "evaluate", "generate", "compress", "decompress", "verify", "prepare"]
+_MODES = ["train", "evaluate", "report", "generate", "compress", "decompress", "verify", "prepare"]
 _MODE = flags.DEFINE_enum("mode", "train", _MODES, "What to do.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; runs/<config name> unless given.")
 _STEP = flags.DEFINE_string("step", "latest", "evaluate, generate, …: the checkpoint: latest, best or a step.")
@@ -32,7 +32,7 @@ _PROMPT_FILE = flags.DEFINE_string("prompt_file", None, "generate: a file with t
 _INPUT = flags.DEFINE_string("input", None, "compress, decompress: the file to read.")
 _OUTPUT = flags.DEFINE_string("output", None, "compress, decompress: the file to write.")
 _OF_MODES = (
-    (_STEP, ("evaluate", "generate", "compress", "decompress")),
+    (_STEP, ("evaluate", "report", "generate", "compress", "decompress")),
     (_PROMPT, ("generate",)),
     (_PROMPT_FILE, ("generate",)),
     (_INPUT, ("compress", "decompress")),
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
     # Only now, with a valid config: importing JAX takes seconds.
     import jax
 
-    from adaptive_span_jax import compress, corpus, evaluate, generate, sharding, train
+    from adaptive_span_jax import compress, corpus, evaluate, generate, report, sharding, train
 
     if config.model.compute_dtype == "float64":
         jax.config.update("jax_enable_x64", True)
@@ -71,6 +71,8 @@ def main(argv: list[str]) -> int:
         return 0
     if _MODE.value == "evaluate":
         return evaluate.evaluate(config, directory, _STEP.value)
+    if _MODE.value == "report":
+        return report.report(directory, _STEP.value)
     if _MODE.value == "generate":
         return generate.generate(config.generate, directory, _STEP.value, _PROMPT.value, _PROMPT_FILE.value)
     if _MODE.value in ("compress", "decompress"):

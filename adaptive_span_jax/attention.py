@@ -38,11 +38,33 @@ def attend(
     `z_BTH` may have size 1 in B and T. `filled` is the number of memory positions that hold real states; when it is
     given, the empty ones are not attended to. Memory takes no gradient; the projections of it do, as published.
     """
-    limit, head_width = positions_SK.shape
     streams, length, heads, _ = query_BTHK.shape
     context_BJD = jnp.concatenate([jax.lax.stop_gradient(memory.whole()), segment_BTD], axis=1)
-    key_BJHK = jnp.einsum("BJD,DHK->BJHK", context_BJD, key_DHK)
     value_BJHK = jnp.einsum("BJD,DHK->BJHK", context_BJD, value_DHK)
+    weight_BHTS = weights(query_BTHK, context_BJD, key_DHK, positions_SK, z_BTH, ramp=ramp, filled=filled)
+    if dropout is not None:
+        stream_B111, head_1H11, query_11T1 = jnp.ogrid[:streams, :heads, :length, :1][:3]
+        distance_S = jnp.arange(positions_SK.shape[0], 0, -1)
+        dropped = dropout.at(stream_B111).at(head_1H11).at(query_11T1).at(distance_S[None, None, None, :])
+        weight_BHTS *= dropped.scale()
+    weight_BHTJ = _unband(weight_BHTS).astype(value_BJHK.dtype)
+    return jnp.einsum("BHTJ,BJHK->BTHK", weight_BHTJ, value_BJHK)
+
+
+def weights(
+    query_BTHK: jax.Array,
+    context_BJD: jax.Array,
+    key_DHK: jax.Array,
+    positions_SK: jax.Array,
+    z_BTH: jax.Array,
+    *,
+    ramp: int,
+    filled: jax.Array | None = None,
+) -> jax.Array:
+    """How much each query attends to each of the S positions before it, the furthest first: weight_BHTS."""
+    limit, head_width = positions_SK.shape
+    length = query_BTHK.shape[1]
+    key_BJHK = jnp.einsum("BJD,DHK->BJHK", context_BJD, key_DHK)
 
     # Sums over many positions are kept in float32 whatever the products are computed in.
     exact = jnp.promote_types(query_BTHK.dtype, jnp.float32)
@@ -57,14 +79,7 @@ def attend(
     if filled is not None:
         real_TS = distance_S[None, :] <= filled + jnp.arange(length)[:, None]
         mask_BHTS = jnp.where(real_TS[None, None], mask_BHTS, 0)
-
-    weight_BHTS = masked_softmax(score_BHTS, mask_BHTS)
-    if dropout is not None:
-        stream_B111, head_1H11, query_11T1 = jnp.ogrid[:streams, :heads, :length, :1][:3]
-        dropped = dropout.at(stream_B111).at(head_1H11).at(query_11T1).at(distance_S[None, None, None, :])
-        weight_BHTS *= dropped.scale()
-    weight_BHTJ = _unband(weight_BHTS).astype(value_BJHK.dtype)
-    return jnp.einsum("BHTJ,BJHK->BTHK", weight_BHTJ, value_BJHK)
+    return masked_softmax(score_BHTS, mask_BHTS)
 
 
 def masked_softmax(score: jax.Array, mask: jax.Array) -> jax.Array:

@@ -26,9 +26,9 @@ class Cost(NamedTuple):
 
 def cost(config: Config, furthest_z_LH: jax.Array) -> Cost:
     """The cost at these spans; where z differs between tokens, each head's largest counts."""
-    _, tiles_LH = far_tiles_LH(config, furthest_z_LH)
+    _, tiles_LHX = far_tiles(config, furthest_z_LH)
     executed, published = executed_flops(config, furthest_z_LH), published_flops(config, furthest_z_LH)
-    return Cost(tiles_LH.sum(), executed, published)
+    return Cost(tiles_LHX.sum(), executed, published)
 
 
 def paper_flops(config: Config, average_span: float) -> float:
@@ -38,39 +38,39 @@ def paper_flops(config: Config, average_span: float) -> float:
     return sizes.layers * (projections + feedforward + 2 * average_span * sizes.width)
 
 
-def far_tiles_LH(config: Config, z_LH: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(key blocks projected, tiles computed) by each head's far part per step: the loops of attention_far.py."""
-    length, limit = config.train.segment, config.span.limit
-    chunk = min(NEAR, length)
-    padded = -(-length // chunk) * chunk
-    queries, size = FAR if padded % FAR == 0 else chunk, min(FAR, limit)
+def executed_flops(config: Config, z_LH: jax.Array) -> jax.Array:
+    """Multiply-adds per token of our forward pass at these spans."""
+    sizes, length = config.model, config.train.segment
+    width = sizes.width
+    chunk, padded, queries = _blocks(length)
+    near = 2 * width**2 * (NEAR + padded) + padded * width * (2 * (NEAR + chunk) + NEAR)
+    rows_X, tiles_LHX = far_tiles(config, z_LH)
+    rows = rows_X[None, None, :].astype(jnp.float32)
+    projected = rows * width * 2 * config.head_width
+    # A tile's products: scores and values, and positions at all distances in it.
+    tile = queries * config.head_width * (2 * rows + rows + queries)
+    far = jnp.where(tiles_LHX > 0, projected + tiles_LHX * tile, 0).sum()
+    return sizes.layers * (_same_for_all(config) + near / length) + far / length
+
+
+def far_tiles(config: Config, z_LH: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(rows_X of the X key blocks there are, tiles_LHX that each head computes of them): attention_far.py's loops."""
+    limit = config.span.limit
+    _, padded, queries = _blocks(config.train.segment)
+    size = min(FAR, limit)
     reach_LH1 = reach(z_LH, config.span.ramp, limit)[..., None]
 
     memory = jnp.arange(-(-limit // size))
     segment = jnp.arange(max(-(-(padded - 1 - NEAR) // queries), 0))
-    first = jnp.concatenate([-jnp.minimum((memory + 1) * size, limit), segment * queries])[None, None, :]
-    rows = jnp.concatenate([jnp.full_like(memory, size), jnp.full_like(segment, queries)])[None, None, :]
-    in_segment = jnp.concatenate([jnp.zeros_like(memory, bool), jnp.ones_like(segment, bool)])[None, None, :]
-    number = jnp.concatenate([memory, segment])[None, None, :]
-    read = (reach_LH1 > NEAR) & (in_segment | (number < -(-reach_LH1 // size)))
+    rows_X = jnp.concatenate([jnp.full_like(memory, size), jnp.full_like(segment, queries)])
+    first_X = jnp.concatenate([-jnp.minimum((memory + 1) * size, limit), segment * queries])
+    # A block of the segment is read whatever the reach, one of memory only if the reach gets there.
+    before_X = jnp.concatenate([memory * size, jnp.zeros_like(segment)])
+    rows, first, before = (array[None, None, :] for array in (rows_X, first_X, before_X))
+    read_LHX = (reach_LH1 > NEAR) & (reach_LH1 > before)
     earliest = jnp.maximum(first + NEAR + 1, 0) // queries
-    latest = jnp.minimum(first + rows - 1 + reach_LH1, padded - 1) // queries
-    tiles = jnp.where(read, jnp.maximum(latest + 1 - earliest, 0), 0)
-    return read.sum(axis=-1), tiles.sum(axis=-1)
-
-
-def executed_flops(config: Config, z_LH: jax.Array) -> jax.Array:
-    """Multiply-adds per token of our forward pass at these spans."""
-    sizes, length = config.model, config.train.segment
-    width, head_width = sizes.width, config.head_width
-    chunk = min(NEAR, length)
-    queries, keys = FAR if length % FAR == 0 else chunk, min(FAR, config.span.limit)
-    near = 2 * width**2 * (length + NEAR) / length + width * (2 * (NEAR + chunk) + NEAR)
-    blocks_LH, tiles_LH = far_tiles_LH(config, z_LH)
-    block = keys * width * 2 * head_width
-    tile = queries * head_width * (2 * keys + queries + keys)
-    far = (blocks_LH.sum() * block + tiles_LH.sum() * float(tile)) / length
-    return sizes.layers * (_same_for_all(config) + near) + far
+    latest_LHX = jnp.minimum(first + rows - 1 + reach_LH1, padded - 1) // queries
+    return rows_X, jnp.where(read_LHX, jnp.maximum(latest_LHX + 1 - earliest, 0), 0)
 
 
 def published_flops(config: Config, z_LH: jax.Array) -> jax.Array:
@@ -81,6 +81,13 @@ def published_flops(config: Config, z_LH: jax.Array) -> jax.Array:
     context_L = longest_L + length
     attention_L = 2 * width**2 * context_L / length + width * (2 * context_L + longest_L)
     return (_same_for_all(config) + attention_L).sum()
+
+
+def _blocks(length: int) -> tuple[int, int, int]:
+    """A near tile's queries, the segment's length padded to whole ones, a far tile's queries."""
+    chunk = min(NEAR, length)
+    padded = -(-length // chunk) * chunk
+    return chunk, padded, FAR if padded % FAR == 0 else chunk
 
 
 def _same_for_all(config: Config) -> int:

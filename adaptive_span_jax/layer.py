@@ -88,6 +88,23 @@ class SpanAttention(nnx.Module):
         )
         return jnp.einsum("BTHK,HKD->BTD", output_BTHK, self.output_HKD[...].astype(dtype)), z_BTH
 
+    def weights(
+        self, hidden_BTD: jax.Array, memory_BSD: jax.Array, positions_SK: jax.Array, filled: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """(how much each token attends to the S positions before it, the furthest first: weight_BHTS; z_BTH)."""
+        dtype = hidden_BTD.dtype
+        z_BTH = self.span(hidden_BTD)
+        weight_BHTS = attention.weights(
+            jnp.einsum("BTD,DHK->BTHK", hidden_BTD, self.query_DHK[...].astype(dtype)),
+            jnp.concatenate([memory_BSD, hidden_BTD], axis=1),
+            self.key_DHK[...].astype(dtype),
+            positions_SK.astype(dtype),
+            z_BTH,
+            ramp=self.ramp,
+            filled=filled,
+        )
+        return weight_BHTS, z_BTH
+
     def penalty(self, z_BTH: jax.Array) -> jax.Array:
         """The mean span in positions; add λ times this to the loss."""
         return self.span.penalty(z_BTH)

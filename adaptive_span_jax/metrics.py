@@ -1,4 +1,4 @@
-"""What training writes down as it goes: `metrics.jsonl` for programs, TensorBoard events for people."""
+"""What training writes down: `metrics.jsonl` and `spans.jsonl` for programs, TensorBoard events for people."""
 
 import contextlib
 import json
@@ -11,7 +11,8 @@ import numpy as np
 from tensorboardX import SummaryWriter
 
 from adaptive_span_jax import display
-from adaptive_span_jax.figures import pixels, span_heat_map
+from adaptive_span_jax.figures.drawing import pixels
+from adaptive_span_jax.figures.spans import span_heat_map
 
 
 class Window:
@@ -59,13 +60,9 @@ class MetricsLog:
     """Appends to the logs of a run; on resuming, what was logged after the checkpoint is taken back first."""
 
     def __init__(self, workdir: Path, resumed_at: int):
-        self._path = workdir / "metrics.jsonl"
-        if self._path.exists():
-            lines = self._path.read_text().splitlines()
-            kept = [line for line in lines if _step_of(line) <= resumed_at]
-            replacement = self._path.with_suffix(".jsonl.new")
-            replacement.write_text("".join(line + "\n" for line in kept))
-            replacement.replace(self._path)
+        self._metrics, self._spans = workdir / "metrics.jsonl", workdir / "spans.jsonl"
+        for path in (self._metrics, self._spans):
+            _take_back(path, resumed_at)
         self._tensorboard = SummaryWriter(str(workdir / "tensorboard"), purge_step=resumed_at + 1, flush_secs=10)
         writer: Any = self._tensorboard.file_writer
         events = writer.event_writer._ev_writer
@@ -73,19 +70,20 @@ class MetricsLog:
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         """One line and one TensorBoard point per number."""
-        try:
-            with self._path.open("a") as file:
-                file.write(json.dumps({"step": step, **scalars}) + "\n")
-        except OSError as error:
-            display.say(f"warning: step {step:,} is missing in {self._path} ({error.strerror})")
+        _append(self._metrics, {"step": step, **scalars})
         for name, value in scalars.items():
             self._tensorboard.add_scalar(name, value, step)
 
     def write_spans(self, step: int, z_LH: np.ndarray, ramp: int, limit: int) -> None:
-        """The heads' spans as a histogram per layer and as a heat map."""
+        """The heads' spans: one line with z in positions, a histogram per layer, a heat map."""
+        _append(self._spans, {"step": step, "z_LH": np.round(z_LH.astype(np.float64), 1).tolist()})
         for layer, z_H in enumerate(z_LH, start=1):
             self._tensorboard.add_histogram(f"span/layer_{layer:02d}", np.minimum(z_H + ramp, limit), step)
         self._tensorboard.add_image("spans", pixels(span_heat_map(z_LH, ramp, limit)), step, dataformats="HWC")
+
+    def write_text(self, step: int, name: str, text: str) -> None:
+        """A remark, for TensorBoard's text page."""
+        self._tensorboard.add_text(name, text, step)
 
     def close(self) -> None:
         """Writes out what TensorBoard still holds."""
@@ -112,6 +110,31 @@ class _Forgiving:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._file.close()
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log, in the order of their steps; one that a kill cut off is left out."""
+    if not path.exists():
+        return []
+    lines = [line for line in path.read_text().splitlines() if _step_of(line) < float("inf")]
+    return sorted((json.loads(line) for line in lines), key=lambda line: line["step"])
+
+
+def _append(path: Path, line: dict[str, Any]) -> None:
+    try:
+        with path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as error:
+        display.say(f"warning: step {line['step']:,} is missing in {path} ({error.strerror})")
+
+
+def _take_back(path: Path, resumed_at: int) -> None:
+    """Removes what was logged after a step."""
+    if path.exists():
+        kept = [line for line in path.read_text().splitlines() if _step_of(line) <= resumed_at]
+        replacement = path.with_suffix(".jsonl.new")
+        replacement.write_text("".join(line + "\n" for line in kept))
+        replacement.replace(path)
 
 
 def _step_of(line: str) -> float:

@@ -121,6 +121,29 @@ def output(params: Params, hidden_BTD: jax.Array) -> jax.Array:
     return logits_BTV + params["output_bias_V"][None, None, :]
 
 
+def mean_attention(
+    config: Config, params: Params, inputs_LBTD: jax.Array, memory: Memory
+) -> tuple[jax.Array, jax.Array]:
+    """Where the heads look while layers read these inputs after this memory, by the plain definition.
+
+    (attention by distance, averaged over streams and tokens: weight_LHS, column x − 1 for distance x; z_LBTH).
+    """
+    layer_graph = nnx.graphdef(nnx.eval_shape(lambda: _layer(config, nnx.Rngs(0))))
+    limit, (_, streams, segment, _) = config.span.limit, inputs_LBTD.shape
+    filled = memory.filled if config.model.mask_empty_memory else None
+
+    def look(_: None, indexed: tuple[jax.Array, jax.Array, Params]) -> tuple[None, tuple[jax.Array, jax.Array]]:
+        index, hidden_BTD, layer_params = indexed
+        layer = nnx.merge(layer_graph, layer_params)
+        memory_BSD = memory.layer(index, limit, segment).whole()
+        weight_BHTS, z_BTH = layer.attention.weights(hidden_BTD, memory_BSD, params["positions_SK"], filled)
+        z_BTH = jnp.broadcast_to(z_BTH, (streams, segment, config.model.heads))
+        return None, (weight_BHTS.mean(axis=(0, 2))[:, ::-1], z_BTH)
+
+    layers = jnp.arange(config.model.layers)
+    return jax.lax.scan(look, None, (layers, inputs_LBTD, params[LAYERS]))[1]
+
+
 def parameter_count(params: Params) -> int:
     """How many numbers the model learns."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))

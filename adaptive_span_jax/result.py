@@ -1,4 +1,4 @@
-"""The result of a finished run: `result.json`, the picture of its spans, and the table at the end."""
+"""The result of a finished run: `result.json` and the table at the end."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,6 @@ from adaptive_span_jax import flops, span
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.corpus import Corpus
 from adaptive_span_jax.display import duration, show_block
-from adaptive_span_jax.figures import span_heat_map
 from adaptive_span_jax.score import Score
 
 _FILE = "result.json"
@@ -39,9 +38,8 @@ def make_result(
     }
 
 
-def write_result(workdir: Path, config: Config, result: dict[str, Any], z_LH: np.ndarray) -> None:
-    """Writes `spans.png` and then `result.json`, whose presence means that the run is complete."""
-    span_heat_map(z_LH, config.span.ramp, config.span.limit).savefig(workdir / "spans.png", dpi=120)
+def write_result(workdir: Path, result: dict[str, Any]) -> None:
+    """Writes `result.json`, whose presence means that the run is complete."""
     replacement = workdir / f"{_FILE}.new"
     replacement.write_text(json.dumps(result, indent=2) + "\n")
     replacement.replace(workdir / _FILE)
@@ -58,7 +56,7 @@ def read_result(workdir: Path, steps: int) -> dict[str, Any] | None:
 
 def show_result(workdir: Path, result: dict[str, Any], command: str) -> None:
     """The table at the end of a run, and what to try next."""
-    unit = result["unit"]
+    unit, page = result["unit"], workdir / "report" / "index.html"
     show_block(
         "Result",
         {
@@ -69,13 +67,13 @@ def show_result(workdir: Path, result: dict[str, Any], command: str) -> None:
             "spans of heads": f"{result['shortest_span']:.0f} to {result['longest_span']:.0f} positions",
             "FLOPS per token": f"{result['flops_per_token'] / 1e6:.2f} million multiply-adds, in the paper's counting",
             "training time": f"{duration(result['seconds'])}, {result['steps']:,} steps",
-            "written to": f"{workdir}/result.json, spans.png, metrics.jsonl, tensorboard/, checkpoints/",
+            "written to": f"{workdir}/result.json, report/, metrics.jsonl, spans.jsonl, tensorboard/, checkpoints/",
         },
     )
     show_block(
         "Next",
         {
-            "look at the spans": f"open {workdir}/spans.png",
+            "see it": f"open {page}" if page.exists() else f"{command} --mode=report",
             "evaluate again": f"{command} --mode=evaluate",
             "train longer": f"{command} --config.train.steps={2 * result['steps']}",
             "your own text": "python main.py --config=configs/bytes.py --config.data.path=FILE_OR_FOLDER",

@@ -10,14 +10,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from adaptive_span_jax import corpus as corpora
-from adaptive_span_jax import display, loss, model, result, sharding, span, step, workdir
+from adaptive_span_jax import display, health, loss, model, report, result, sharding, span, step, workdir
 from adaptive_span_jax.bad_steps import BadSteps
 from adaptive_span_jax.checkpoint import Checkpoints, Saved, versions
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.corpus import Corpus
 from adaptive_span_jax.entropy import order2_bits
 from adaptive_span_jax.interrupt import Interrupt, Interrupted
-from adaptive_span_jax.metrics import MetricsLog, Window
+from adaptive_span_jax.metrics import MetricsLog, Window, read_lines
 from adaptive_span_jax.optimizer import make_optimizer, make_schedule
 from adaptive_span_jax.pretrained import load_pretrained
 from adaptive_span_jax.score import Score, score
@@ -135,6 +135,7 @@ def _train(config: Config, directory: Path, command: str) -> int:
                     if dev:
                         log.write(number, {"dev_bits": dev.bits})
                         display.say(f"step {number:,}: {dev.bits:.3f} bits per {corpus.unit} on dev")
+                        _show_health(config, directory, log, number)
                 # Not while steps are bad: the checkpoints from before are the ones worth keeping.
                 if (checkpoints.due(number) or dev) and metrics.good:
                     checkpoints.save(state, about(dev))
@@ -155,7 +156,8 @@ def _train(config: Config, directory: Path, command: str) -> int:
             return interrupt.exit_code
 
     finished = result.make_result(config, corpus, dev, test, entropy, seconds)
-    result.write_result(directory, config, finished, dev.z_LH)
+    result.write_result(directory, finished)
+    report.write_report(config, directory, corpus, state.params, config.train.steps)
     result.show_result(directory, finished, command)
     return 0
 
@@ -195,6 +197,13 @@ def _log(config: Config, log: MetricsLog, number: int, window: Window, metrics: 
     log.write(number, {name: value for name, value in scalars.items() if math.isfinite(value)})
     if np.isfinite(z_LH).all():
         log.write_spans(number, z_LH, ramp, limit)
+
+
+def _show_health(config: Config, directory: Path, log: MetricsLog, number: int) -> None:
+    lines = (read_lines(directory / name) for name in ("metrics.jsonl", "spans.jsonl"))
+    for concern in health.concerns(config, *lines):
+        log.write_text(number, f"health/{concern.name}", health.describe(concern))
+        display.say(health.describe(concern))
 
 
 def _show_start(

@@ -255,4 +255,4 @@ def test_far_tiles_are_counted_as_they_are_computed(limit, monkeypatch):
         z_H = np.minimum(np.array(z, np.float32), limit)
         jax.block_until_ready(forward(z_H[None, None, :]))
         jax.effects_barrier()
-        assert len(computed) == int(flops.far_tiles_LH(config, jnp.asarray(z_H)[None])[1].sum())
+        assert len(computed) == int(flops.far_tiles(config, jnp.asarray(z_H)[None])[1].sum())

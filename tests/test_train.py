@@ -125,7 +125,7 @@ def test_workdir_holds_what_is_promised(tmp_path, capsys):
     assert [line["step"] for line in lines if "train_bits" in line] == [5, 10, 15]
     assert [line["step"] for line in lines if "dev_bits" in line] == [10, 20]
     assert list((tmp_path / "tensorboard").iterdir())
-    assert (tmp_path / "spans.png").stat().st_size > 1000
+    assert (tmp_path / "report" / "index.html").stat().st_size > 1000
     result = json.loads((tmp_path / "result.json").read_text())
     for name in ("dev_bits", "test_bits", "order2_bits", "average_span", "longest_span", "steps", "seconds"):
         assert isinstance(result[name], int | float)

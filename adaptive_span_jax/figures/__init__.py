@@ -1,0 +1,1 @@
+"""Pictures of a run, each drawn from numbers that are written beside it."""

@@ -1,0 +1,63 @@
+"""What a token costs as the limit S grows."""
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.ticker import StrMethodFormatter
+
+from adaptive_span_jax import flops, span
+from adaptive_span_jax.config import Config
+from adaptive_span_jax.figures.drawing import BLUE, GREEN, ORANGE, RED, Drawing, panels, styled
+
+
+@styled
+def cost_by_limit(config: Config, z_LH: np.ndarray, furthest_z_LH: np.ndarray) -> Drawing:
+    """The paper's Figure 3, right: a fixed span against this model, whose heads keep their spans but stay below S."""
+    highest = max(config.span.limit, 8192)
+    limits = [2**power for power in range(6, math.ceil(math.log2(highest)) + 1)]
+    names = ("fixed_span", "this_model", "this_model_executed", "this_model_published_algorithm")
+    rows = [(limit, *(round(cost) for cost in _costs(config, z_LH, furthest_z_LH, limit))) for limit in limits]
+    figure, axes = panels()
+    looks = ((RED, "--", "s"), (BLUE, "-", "o"), (GREEN, ":", "^"), (ORANGE, "-.", "v"))
+    labels = (
+        "fixed spans of S",
+        "this model's spans",
+        "this model, as executed here",
+        "this model, published algorithm",
+    )
+    for index, ((colour, dashes, marker), label) in enumerate(zip(looks, labels, strict=True)):
+        millions = [row[index + 1] / 1e6 for row in rows]
+        axes.plot(limits, millions, dashes, marker=marker, color=colour, markersize=4, linewidth=1.3, label=label)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.set(xlabel="limit S (positions, log scale)", ylabel="million multiply-adds per token", ylim=(0, None))
+    axes.legend(fontsize=8)
+    return Drawing(
+        name="cost",
+        title="Cost per token as S grows",
+        caption="Multiply-adds of the forward pass. The first two in the paper's counting (paper, Figure 3 right); the "
+        "others count every product, also those of masked pairs in a tile and of projecting the memory again.",
+        alt=f"From S = {limits[0]} to S = {limits[-1]} a fixed span costs {rows[0][1] / 1e6:.2f} to "
+        f"{rows[-1][1] / 1e6:.2f} million multiply-adds a token, this model {rows[0][2] / 1e6:.2f} to "
+        f"{rows[-1][2] / 1e6:.2f}.",
+        figure=figure,
+        columns=("limit", *names),
+        rows=rows,
+    )
+
+
+def _costs(
+    config: Config, z_LH: np.ndarray, furthest_z_LH: np.ndarray, limit: int
+) -> tuple[float, float, float, float]:
+    """Multiply-adds per token with a limit of S: fixed, and this model's in three ways of counting."""
+    config = dataclasses.replace(config, span=dataclasses.replace(config.span, limit=limit))
+    average = span.average_span(np.minimum(z_LH, limit), config.span.ramp, limit)
+    cost = flops.cost(config, jnp.asarray(np.minimum(furthest_z_LH, limit)))
+    return (
+        flops.paper_flops(config, limit),
+        flops.paper_flops(config, average),
+        float(cost.executed),
+        float(cost.published),
+    )

@@ -1,0 +1,95 @@
+"""What every figure has in common: its look, and the files it becomes (SVG, PNG and the numbers as CSV).
+
+Text and axes are drawn in one ink, which becomes `currentColor` in SVG: the same file is readable on light and on dark
+backgrounds. Data is drawn in the colours of Okabe and Ito, which colour-blind people tell apart, or in cividis.
+"""
+
+import csv
+import dataclasses
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")  # no screen is needed, and none is opened
+
+from matplotlib.figure import Figure
+
+INK = "#1c2024"
+BLUE, ORANGE, GREEN, RED, PINK, SKY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9"
+
+_STYLE = {
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "figure.facecolor": "none",
+    "font.family": "DejaVu Sans",  # comes with matplotlib: figures are the same everywhere
+    "font.size": 9.0,
+    "axes.titlesize": 9.0,
+    "grid.alpha": 0.15,
+    "grid.color": INK,
+    "legend.frameon": False,
+    "svg.fonttype": "none",  # text stays text: small, sharp, can be searched
+    "svg.hashsalt": "adaptive_span_jax",  # the same numbers give the same file
+}
+
+_DARK_AWARE = (
+    f"<style>svg {{ color: {INK} }} @media (prefers-color-scheme: dark) {{ svg {{ color: #e6e8eb }} }}</style>"
+)
+
+# Use as a decorator: figures are drawn, and saved, in one style, and matplotlib's own settings stay as they are.
+styled = matplotlib.rc_context(_STYLE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """A figure, what it shows in words, and the numbers it was drawn from."""
+
+    name: str  # of its files
+    title: str
+    caption: str
+    alt: str  # what somebody who cannot see it should know
+    figure: Figure
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+
+    def save(self, directory: Path) -> None:
+        """Writes NAME.svg, NAME.png and NAME.csv."""
+        (directory / f"{self.name}.svg").write_text(self.svg().replace("<defs>", f"{_DARK_AWARE}<defs>", 1))
+        (directory / f"{self.name}.png").write_bytes(self._render("png", dpi=160, facecolor="white"))
+        with (directory / f"{self.name}.csv").open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([self.columns, *self.rows])
+
+    def svg(self) -> str:
+        """The figure as an SVG element that takes the colour of the text around it, and all the width it is given."""
+        text = self._render("svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))).decode()
+        text = text[text.index("<svg ") :].replace(INK, "currentColor")
+        # Identifiers must stay apart when several figures stand on one page.
+        text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{self.name}-", text)
+        return re.sub(r'^<svg ([^>]*?)width="[^"]*" height="[^"]*"', r"<svg \1", re.sub(r"\s+", " ", text, count=8))
+
+    @styled
+    def _render(self, form: str, **options: Any) -> bytes:
+        file = io.BytesIO()
+        self.figure.savefig(file, format=form, **options)
+        return file.getvalue()
+
+
+def panels(rows: int = 1, columns: int = 1, *, width: float = 5.2, height: float = 2.9, **options: Any) -> Any:
+    """(figure, axes), laid out tightly; axes is an array unless there is only one panel."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, **options)
+
+
+def pixels(figure: Figure) -> np.ndarray:
+    """A figure as an array [height, width, 3] of bytes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3]

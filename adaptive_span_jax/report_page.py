@@ -1,0 +1,136 @@
+"""The report as one HTML page that needs nothing else: no network, no script, light or dark, wide or narrow."""
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from adaptive_span_jax.figures.drawing import Drawing
+from adaptive_span_jax.health import Concern
+from adaptive_span_jax.paper_tables import Table, shown
+
+_HEADINGS = {
+    "model": "Model",
+    "layers": "Layers",
+    "average_span": "Average span",
+    "parameters": "Parameters",
+    "flops": "FLOPS",
+    "dev": "Dev bits",
+    "test": "Test bits",
+}
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1c2024; --soft: #5b6470; --paper: #f5f6f7; --card: #fff; --line: #d9dde2;
+  --warn: #fff4d6; --warn-line: #e69f00; --mark: #e8f2fa }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e8eb; --soft: #9aa4b0; --paper: #101317; --card: #181c22;
+  --line: #2c333c; --warn: #2d2510; --warn-line: #e69f00; --mark: #16283a } }
+* { box-sizing: border-box }
+body { margin: 0 auto; padding: 1.2rem; max-width: 76rem; font: 16px/1.5 system-ui, sans-serif; color: var(--ink);
+  background: var(--paper); overflow-wrap: anywhere }
+h1 { font-size: 1.5rem; margin: .2rem 0 } h2 { font-size: 1.05rem; margin: 0 0 .3rem }
+p { margin: .3rem 0 } .soft, figcaption, small { color: var(--soft); font-size: .86rem }
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .7rem; margin: 1rem 0 }
+.facts div, figure, section { background: var(--card); border: 1px solid var(--line); border-radius: .6rem;
+  padding: .8rem 1rem; margin: 0 }
+.facts dt { color: var(--soft); font-size: .86rem } .facts dd { margin: 0; font-size: 1.25rem; font-weight: 600 }
+.facts dl { margin: 0 }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); gap: .9rem;
+  align-items: start }
+figure svg { display: block; width: 100%; height: auto; color: var(--ink); margin: .4rem 0 }
+.concern { background: var(--warn); border-color: var(--warn-line); margin: .7rem 0 }
+.tables { margin-top: .9rem; display: grid; grid-template-columns: minmax(0, 1fr); gap: .9rem }
+.wide { overflow-x: auto } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
+th, td { text-align: right; padding: .3rem .55rem; border-bottom: 1px solid var(--line); white-space: nowrap }
+th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 8rem }
+tr.run { background: var(--mark); font-weight: 600 }
+a { color: inherit }
+"""
+
+
+def _facts(summary: dict[str, Any]) -> dict[str, str]:
+    """The numbers at the top of the page, with their units."""
+
+    def bits(part: str) -> str:
+        value = summary[f"{part}_bits"]
+        return "not evaluated" if value is None else f"{value:.3f}"
+
+    cost, fixed = summary["flops_per_token"], summary["flops_per_token_fixed"]
+    return {
+        f"dev, bits per {summary['unit']}": bits("dev"),
+        f"test, bits per {summary['unit']}": bits("test"),
+        f"average span, of S = {summary['limit']:,}": f"{summary['average_span']:,.1f}",
+        "million multiply-adds per token": f"{cost / 1e6:.2f}",
+        f"saved beside fixed spans of {summary['limit']:,}": f"{100 * (1 - cost / fixed):.0f} %",
+    }
+
+
+def page(
+    summary: dict[str, Any], concerns: Sequence[Concern], drawings: Sequence[Drawing], tables: Sequence[Table]
+) -> str:
+    """The whole page."""
+    name = escape(summary["run"])
+    cards = "".join(
+        f"<div><dl><dt>{escape(what)}</dt><dd>{escape(value)}</dd></dl></div>"
+        for what, value in _facts(summary).items()
+    )
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>{name} – adaptive span</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<header><h1>{name}</h1>
+<p class="soft">{escape(summary["kind"])} spans of at most {summary["limit"]:,} positions ·
+{summary["parameters"]:,} parameters · {escape(summary["corpus"])} ·
+step {summary["step"]:,} of {summary["steps"]:,}</p></header>
+<main>
+{"".join(_concern(concern) for concern in concerns)}
+<div class="facts">{cards}</div>
+<div class="figures">
+{"".join(_figure(drawing) for drawing in drawings)}
+</div>
+<div class="tables">
+{"".join(_table(table) for table in tables)}
+<p class="soft">Bits compare only on the same text: this run's row belongs beside the others only if it read the table's
+corpus. FLOPS are the paper's: multiply-adds per predicted token, L·(4d² + 2·d·FF + 2·span·d).
+Numbers of all tables: <a href="tables.csv">tables.csv</a>; of this page: <a href="summary.json">summary.json</a>.</p>
+</div>
+</main>
+</body>
+</html>
+"""
+
+
+def _concern(concern: Concern) -> str:
+    text = f"<h2>{escape(concern.found)}</h2><p>{escape(concern.advice)}.</p>"
+    return f'<section class="concern" role="alert">{text}</section>\n'
+
+
+def _figure(drawing: Drawing) -> str:
+    links = ", ".join(f'<a href="{drawing.name}.{form}">{form.upper()}</a>' for form in ("svg", "png", "csv"))
+    svg = drawing.svg().replace("<svg ", f'<svg role="img" aria-label="{escape(drawing.alt)}" ', 1)
+    return (
+        f'<figure id="{drawing.name}"><h2>{escape(drawing.title)}</h2>\n{svg}'
+        f"<figcaption>{escape(drawing.caption)} {links}</figcaption></figure>\n"
+    )
+
+
+def _table(table: Table) -> str:
+    head = "".join(f'<th scope="col">{_HEADINGS[column]}</th>' for column in table.columns)
+    body = ""
+    for row in table.rows:
+        cells = [escape(shown(row, column)) for column in table.columns]
+        if row.notes and "flops" in table.columns:
+            cells[table.columns.index("flops")] += f"<sup>{row.notes}</sup>"
+        is_run = ' class="run"' if row is table.rows[-1] else ""
+        body += f"<tr{is_run}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>\n"
+    notes = "".join(
+        f"<p><small><sup>{number}</sup> {escape(note)}</small></p>" for number, note in enumerate(table.footnotes, 1)
+    )
+    return (
+        f'<section><h2>{escape(table.title)}</h2><div class="wide"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>{notes}</section>\n"
+    )

@@ -1,0 +1,63 @@
+"""The paper's Figure 3 at the size of a CPU: fixed, adaptive and dynamic spans over several limits S, same budget.
+
+    python benchmarks/span_sweep.py FILE_OR_FOLDER
+
+Every run is an ordinary one of `configs/span_sweep.py`, kept in runs/span_sweep/KIND-S. The same command again goes on
+where it stopped and skips what is finished; `--steps` trains all of them longer. Writes span_sweep.svg, .png and .csv.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from adaptive_span_jax.figures.sweep import Point, span_sweep
+
+ROOT = Path(__file__).parents[1]
+
+# The cheapest first, so that an interrupted sweep has something to show.
+RUNS = (
+    *("adaptive-64", "fixed-64", "adaptive-256", "fixed-256", "adaptive-1024", "fixed-1024"),
+    *("dynamic-256", "dynamic-1024"),
+)
+
+
+def train(run: str, text: Path, workdir: Path, steps: int) -> None:
+    """One run, in a process of its own; returns at once if it is complete."""
+    command = [sys.executable, "main.py", f"--config=configs/span_sweep.py:{run}", f"--config.data.path={text}"]
+    command += [f"--workdir={workdir}", f"--config.train.steps={steps}", f"--config.evaluate.every_steps={steps}"]
+    print(f"== {run}", flush=True)
+    subprocess.run(command, cwd=ROOT, check=True)
+
+
+def read(workdir: Path) -> Point:
+    """What a finished run found."""
+    result = json.loads((workdir / "result.json").read_text())
+    span = json.loads((workdir / "config.json").read_text())["span"]
+    same = {name: result[name] for name in Point._fields if name in result}
+    return Point(kind=span["kind"], limit=span["limit"], **same)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", type=Path, help="a file or folder of text, read as bytes")
+    parser.add_argument("--workdir", type=Path, default=Path("runs/span_sweep"))
+    parser.add_argument("--output", type=Path, help="where the figure goes; the workdir unless given")
+    parser.add_argument("--runs", nargs="+", default=RUNS, metavar="KIND-S", help=" ".join(RUNS))
+    parser.add_argument("--steps", type=int, default=800)
+    arguments = parser.parse_args()
+    points = []
+    for run in arguments.runs:
+        train(run, arguments.text.resolve(), (arguments.workdir / run).resolve(), arguments.steps)
+        points.append(read(arguments.workdir / run))
+    output = arguments.output or arguments.workdir
+    span_sweep(points, "byte").save(output)
+    print(f"wrote {output}/span_sweep.svg, .png and .csv")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""The paper's Figure 3 at the size of a CPU: a run of `benchmarks/span_sweep.py`, which has one for every kind and S.
+
+    python main.py --config=configs/span_sweep.py:adaptive-256 --config.data.path=FILE_OR_FOLDER
+
+The argument is the kind of span and its limit S. What came out on 6 MB of Wikipedia is in docs/span_sweep.md.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config(run: str = "adaptive-256") -> ConfigDict:
+    """3 layers of width 96; everything but the span is the same in all runs."""
+    kind, _, limit = run.partition("-")
+    config = base.get_config()
+    config.data.source = "files"
+    config.data.splits = (0.96, 0.02, 0.02)
+
+    config.model.layers = 3
+    config.model.width = 96
+    config.model.heads = 4
+    config.model.feedforward = 384
+    config.model.dropout = 0.0
+    config.span.kind = kind
+    config.span.limit = int(limit)
+    config.span.penalty = 0.0 if kind == "fixed" else 2e-6  # the paper's, for limits below 8192
+
+    config.train.batch_size = 8
+    config.train.segment = 128
+    config.train.steps = 800
+    config.train.warmup_steps = 100
+
+    config.evaluate.every_steps = 800
+    config.checkpoint.every_steps = 200
+    config.checkpoint.keep = 1
+    config.log.every_steps = 25
+    return config

@@ -1,0 +1,72 @@
+"""Warnings come when they should, and not otherwise."""
+
+import numpy as np
+
+from adaptive_span_jax import health
+from tests.conftest import tiny_config
+
+LIMIT = 100
+
+
+def run(z_of_step, *, steps=range(1, 21), bits=2.0, penalty=0.001, kind="adaptive"):
+    """Names of the concerns about a run with these spans."""
+    config = tiny_config(span={"limit": LIMIT, "ramp": 5, "kind": kind}, train={"warmup_steps": 3})
+    spans = [{"step": step, "z_LH": np.broadcast_to(z_of_step(step), (3, 2)).tolist()} for step in steps]
+    metrics = [{"step": step, "train_bits": bits, "penalty_nats": penalty} for step in steps]
+    metrics.append({"step": 20, "dev_bits": 2.0})
+    return health.concerns(config, metrics, spans)
+
+
+def names(concerns):
+    return [concern.name for concern in concerns]
+
+
+def growing(step):
+    return np.array([0.0, 2.0 * step])
+
+
+def test_a_healthy_run_is_left_alone():
+    assert run(growing) == []
+
+
+def test_frozen_spans():
+    (found,) = run(lambda step: min(step, 8.0))
+    assert found.name == "frozen"
+    assert "z = 8 on average" in found.found
+    assert "config.span.penalty" in found.advice
+    (found,) = run(lambda step: 0.0)
+    assert "z = 0" in found.found
+
+
+def test_one_moving_head_is_enough():
+    assert run(lambda step: np.array([[0.0, 0.0], [0.0, 0.1 * step], [0.0, 0.0]])) == []
+
+
+def test_spans_may_stand_still_during_warm_up_and_shortly_after():
+    assert run(lambda step: 0.0, steps=range(1, 9)) == []
+
+
+def test_saturated_spans():
+    (found,) = run(lambda step: np.array([5.0 * step, 2.0 * step]))
+    assert found.name == "saturated"
+    assert "3 of 6 heads read all S = 100" in found.found
+    assert "config.span.limit" in found.advice
+
+
+def test_penalty_that_dominates():
+    (found,) = run(growing, penalty=0.5)
+    assert found.name == "penalty"
+    assert "27 % of the loss at step 20" in found.found
+    assert run(growing, penalty=0.1) == []
+
+
+def test_several_at_once():
+    assert names(run(lambda step: 100.0, penalty=1.0)) == ["frozen", "saturated", "penalty"]
+
+
+def test_fixed_spans_are_meant_to_be_frozen_and_full():
+    assert run(lambda step: 100.0, kind="fixed") == []
+
+
+def test_nothing_logged_yet():
+    assert run(growing, steps=()) == []

@@ -1,0 +1,212 @@
+"""What a report says is what the run did: every number is found again by another way."""
+
+import csv
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from adaptive_span_jax import corpus, flops, model, observation, report, sharding, span, train
+from adaptive_span_jax.errors import UserError
+from adaptive_span_jax.figures.attention import attention_patterns, short_and_long_head
+from adaptive_span_jax.figures.passage import passage_spans
+from adaptive_span_jax.figures.spans import spans_by_layer
+from adaptive_span_jax.figures.sweep import Point, span_sweep
+from adaptive_span_jax.memory import shift_in
+from adaptive_span_jax.paper_tables import Row, shown, tables
+from tests.conftest import tiny_config
+
+FIGURES = ("spans", "span_history", "attention", "cost", "training", "passage")
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+    make_mesh = sharding.make_mesh
+    monkeypatch.setattr(sharding, "make_mesh", lambda: make_mesh(jax.devices()[:1]))
+
+
+def random_params(config, vocabulary):
+    """Initial parameters, but with spans of all lengths."""
+    params = model.init(config, vocabulary, jax.random.key(5))
+    spans = params[model.LAYERS]["attention"].get("span", {})
+    for name, leaf in spans.items():
+        draw = jax.random.uniform if name == "span_fraction_H" else jax.random.normal
+        spans[name] = draw(jax.random.key(3), leaf.shape, leaf.dtype)
+    return params
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_finished_run_has_a_report(tmp_path, one_device, capsys):
+    config = tiny_config(train={"steps": 20}, log={"every_steps": 5}, evaluate={"every_steps": 10})
+    assert train.train(config, tmp_path, "python main.py") == 0
+    target = tmp_path / "report"
+    assert f"open {target}/index.html" in capsys.readouterr().out
+    result = json.loads((tmp_path / "result.json").read_text())
+    summary = json.loads((target / "summary.json").read_text())
+    assert summary["dev_bits"] == result["dev_bits"]
+    assert summary["test_bits"] == result["test_bits"]
+    assert summary["average_span"] == pytest.approx(result["average_span"])
+    assert summary["flops_per_token"] == pytest.approx(result["flops_per_token"])
+
+    page = (target / "index.html").read_text()
+    for name in FIGURES:
+        assert f'<figure id="{name}">' in page
+        assert (target / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (target / f"{name}.svg").stat().st_size < 300_000
+        assert rows_of(target / f"{name}.csv")
+    assert not re.findall(r'(?:src|href)="(?:https?:)?//', page), "asks for something from outside"
+    identifiers = re.findall(r'\bid="([^"]+)"', page)
+    assert len(identifiers) == len(set(identifiers))
+    assert f"{result['dev_bits']:.3f}" in page
+
+    logged = [json.loads(line) for line in (tmp_path / "spans.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in logged] == [5, 10, 15]
+    history = rows_of(target / "span_history.csv")
+    last = [float(row["span_positions"]) for row in history if row["step"] == "15"]
+    assert_allclose(last, np.minimum(np.ravel(logged[-1]["z_LH"]) + config.span.ramp, config.span.limit))
+
+    before = {path.name: path.read_bytes() for path in target.iterdir()}
+    assert report.report(tmp_path, "latest") == 0
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == before, "not the same twice"
+
+
+def test_report_needs_a_checkpoint(tmp_path):
+    with pytest.raises(UserError, match="has no checkpoints"):
+        report.report(tmp_path, "latest")
+
+
+@pytest.mark.parametrize("kind", ["adaptive", "dynamic"])
+def test_observation_is_plain_attention_over_the_text(kind):
+    """Weights and spans found by hand, layer by layer, with a memory that is a plain array."""
+    config = tiny_config(span={"kind": kind}, data={"max_bytes": 6500})
+    text = corpus.load(config.data)
+    params = random_params(config, len(text.vocabulary))
+    seen = observation.observe(config, params, text)
+    limit, segment = config.span.limit, config.train.segment
+    assert seen.weight_LHS.shape == (3, 2, limit)
+    assert_allclose(seen.weight_LHS.sum(axis=-1), 1, rtol=1e-5)
+
+    streams = 2
+    length = text.dev.size // streams
+    tokens = text.dev[: streams * length].reshape(streams, length)
+    count = min((length - 1) // segment, -(-limit // segment) + 8)
+    first = max(count - 8, 0)
+    memory_LBSD = [jnp.zeros((streams, limit, config.model.width))] * 3
+    state, weights, spans = model.init_memory(config, streams), [], []
+    for number in range(count):
+        part = tokens[:, number * segment : (number + 1) * segment].astype(np.int32)
+        inputs = model.apply(config, params, part, state).inputs_LBTD
+        state = state.advance(inputs, limit)
+        if number >= first:
+            found = [
+                by_hand(config, params, layer, np.asarray(inputs[layer]), np.asarray(memory_LBSD[layer]))
+                for layer in range(3)
+            ]
+            weights.append([weight for weight, _ in found])
+            spans.append([z for _, z in found])
+        memory_LBSD = [shift_in(old, new) for old, new in zip(memory_LBSD, inputs, strict=True)]
+    assert_allclose(seen.weight_LHS, np.mean(weights, axis=0), rtol=1e-4, atol=1e-7)
+    z_NLBTH = np.array(spans)
+    assert_allclose(seen.z_LH, z_NLBTH.mean(axis=(0, 2, 3)), rtol=1e-4)
+    passage = tokens[0, first * segment : count * segment]
+    assert seen.passage == text.decode(passage)[: len(seen.passage)]
+    z_T = z_NLBTH.mean(axis=(1, 4))[:, 0].ravel()
+    assert_allclose(seen.passage_z_T, z_T[: len(seen.passage)], rtol=1e-4)
+    assert (np.ptp(seen.passage_z_T) > 1) == (kind == "dynamic")
+
+
+def by_hand(config, params, layer, hidden_BTD, memory_BSD):
+    """One layer's mean weights by distance and its spans, token by token."""
+    at = jax.tree.map(lambda leaf: np.asarray(leaf[layer], np.float64), params[model.LAYERS]["attention"])
+    limit, heads, positions = config.span.limit, config.model.heads, np.asarray(params["positions_SK"], np.float64)
+    streams, segment, _ = hidden_BTD.shape
+    if config.span.kind == "adaptive":
+        z_BTH = np.broadcast_to(limit * at["span"]["span_fraction_H"], (streams, segment, heads))
+    else:
+        z_BTH = limit / (1 + np.exp(-(hidden_BTD @ at["span"]["weight_DH"] + at["span"]["bias_H"])))
+    context = np.concatenate([memory_BSD, hidden_BTD], axis=1)
+    total_HS = np.zeros((heads, limit))
+    for stream, token, head in np.ndindex(streams, segment, heads):
+        query = hidden_BTD[stream, token] @ at["query_DHK"][:, head]
+        seen = context[stream, token : token + limit][::-1]  # the previous token first
+        score = (seen @ at["key_DHK"][:, head] + positions) @ query / np.sqrt(config.head_width)
+        distance = np.arange(1, limit + 1)
+        mask = np.clip((config.span.ramp + z_BTH[stream, token, head] + 1 - distance) / config.span.ramp, 0, 1)
+        weight = mask * np.exp(score)
+        total_HS[head] += weight / weight.sum()
+    return total_HS / (streams * segment), z_BTH
+
+
+def test_short_and_long_head_are_chosen_by_span_and_then_by_distance():
+    weight_LHS = np.full((1, 4, 3), 1 / 3)
+    weight_LHS[0, 2] = [0.9, 0.05, 0.05]
+    assert short_and_long_head(weight_LHS, np.array([[7.0, 9, 3, 5]])) == ((0, 2), (0, 1))
+    weight_LHS[0, 1] = [0, 0, 1]
+    assert short_and_long_head(weight_LHS, np.full((1, 4), 8.0)) == ((0, 2), (0, 1))
+
+
+def test_a_full_length_model_can_be_drawn():
+    """24 layers, S = 8192, spans from none to all, one of them exactly at the limit."""
+    z_LH = np.linspace(0, 8192, 24 * 8).reshape(24, 8)
+    svg = spans_by_layer(z_LH, 32, 8192).svg()
+    ElementTree.fromstring(svg)
+    weight_LHS = np.full((24, 8, 8192), 1 / 8192)
+    ElementTree.fromstring(attention_patterns(weight_LHS, z_LH, 32, 100).svg())
+
+
+def test_any_byte_can_be_shown():
+    drawing = passage_spans(bytes(range(256)), np.ones(256), "dynamic")
+    ElementTree.fromstring(drawing.svg())
+    assert drawing.rows[ord("a")][2] == "a"
+    assert drawing.rows[200][2] == "·"
+
+
+def test_figures_take_the_colour_of_the_text_around_them():
+    svg = spans_by_layer(np.ones((2, 2)), 5, 37).svg()
+    assert "currentColor" in svg
+    assert not re.findall(r"#(?:000000|1c2024)\b", svg), "ink that a dark page would swallow"
+
+
+def test_tables_show_published_numbers_and_the_run():
+    run = Row("this run", 4, 36.5, 848_496, 816_000.0, 2.2421, None)
+    text8, enwik8, dynamic = tables(run)
+    assert [shown(text8.rows[1], column) for column in text8.columns[1:]] == ["12", "314", "38M", "42M", "1.05", "1.11"]
+    assert [shown(enwik8.rows[-2], column) for column in enwik8.columns[3:]] == ["181M", "1.00", "0.98"]
+    assert [shown(row, "average_span") for row in dynamic.rows] == ["123", "149", "36"]
+    assert [shown(run, column) for column in text8.columns] == ["this run", "4", "36", "848k", "816k", "2.242", "–"]
+    assert "217M" in text8.footnotes[0]
+
+
+def test_sweep_draws_what_it_was_given(tmp_path):
+    points = [Point(kind, limit, 800, 3 - limit / 1e4, 3.0, 40.0, 1e6, 60.0) for kind in ("dynamic", "fixed")
+              for limit in (256, 64)]  # fmt: skip
+    span_sweep(points, "byte").save(tmp_path)
+    rows = rows_of(tmp_path / "span_sweep.csv")
+    assert [(row["kind"], row["limit"]) for row in rows] == [
+        ("fixed", "64"),
+        ("fixed", "256"),
+        ("dynamic", "64"),
+        ("dynamic", "256"),
+    ]
+    assert float(rows[1]["dev_bits"]) == pytest.approx(2.9744)
+
+
+def test_cost_of_a_fixed_model_is_the_papers():
+    from adaptive_span_jax.figures.cost import cost_by_limit
+
+    config = tiny_config(span={"limit": 64, "kind": "fixed"})
+    rows = cost_by_limit(config, np.full((3, 2), 64.0), np.full((3, 2), 64.0)).rows
+    assert rows[0][:3] == (64, flops.paper_flops(config, 64), flops.paper_flops(config, 64))
+    limits = [row[0] for row in rows]
+    assert_array_equal(limits, 2 ** np.arange(6, 14))
+    assert len({row[2] for row in rows}) == 1, "a model's own spans do not grow with the limit"
+    assert span.average_span(np.zeros((3, 2)), 5, 64) == 5
