@@ -23,7 +23,8 @@ _CONFIG = config_flags.DEFINE_config_file(
     "config",
     help_string="The run: a file of configs/, some with an argument (file.py:2048); quickstart.py unless given.",
 )
-_MODE = flags.DEFINE_enum("mode", "train", ["train", "evaluate", "verify", "prepare"], "What to do.")
+_MODE = flags.DEFINE_enum("mode", "train", ["train", "evaluate", "verify", "prepare", "plan", "doctor"], "What to do.")
+_TOPOLOGY = flags.DEFINE_string("topology", None, "For --mode=plan: the machine, e.g. v5e:2x4, a100:8 or h100:2x8.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; runs/<config name> unless given.")
 
 
@@ -44,11 +45,15 @@ def main(argv: list[str]) -> int:
     # Only now, with a valid config: importing JAX takes seconds.
     import jax
 
-    from adaptive_span_jax import corpus, evaluate, sharding, train
+    from adaptive_span_jax import corpus, evaluate, plan, sharding, train
 
     if config.model.compute_dtype == "float64":
         jax.config.update("jax_enable_x64", True)
     sharding.use_cpu_cores(config.train.batch_size)
+    if _MODE.value == "plan":
+        if not _TOPOLOGY.value:
+            raise UserError("--mode=plan needs --topology, e.g. --topology=v5e:2x4 or --topology=a100:8")
+        return plan.plan(config, _TOPOLOGY.value, name)
     if _MODE.value == "prepare":
         corpus.prepare(config.data)
         return 0
