@@ -25,6 +25,7 @@ _CONFIG = config_flags.DEFINE_config_file(
 )
 _MODE = flags.DEFINE_enum("mode", "train", ["train", "evaluate", "verify", "prepare", "plan", "doctor"], "What to do.")
 _TOPOLOGY = flags.DEFINE_string("topology", None, "For --mode=plan: the machine, e.g. v5e:2x4, a100:8 or h100:2x8.")
+_EXPECT_DEVICES = flags.DEFINE_integer("expect_devices", 0, "Refuse to start with another number of devices; 0: any.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; runs/<config name> unless given.")
 
 
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
     # Only now, with a valid config: importing JAX takes seconds.
     import jax
 
-    from adaptive_span_jax import corpus, evaluate, plan, sharding, train
+    from adaptive_span_jax import corpus, doctor, evaluate, plan, sharding, train
 
     if config.model.compute_dtype == "float64":
         jax.config.update("jax_enable_x64", True)
@@ -54,11 +55,14 @@ def main(argv: list[str]) -> int:
         if not _TOPOLOGY.value:
             raise UserError("--mode=plan needs --topology, e.g. --topology=v5e:2x4 or --topology=a100:8")
         return plan.plan(config, _TOPOLOGY.value, name)
+    if _MODE.value == "doctor":
+        return doctor.doctor(config, directory, _EXPECT_DEVICES.value)
     if _MODE.value == "prepare":
         corpus.prepare(config.data)
         return 0
     if _MODE.value == "evaluate":
         return evaluate.evaluate(config, directory, command)
+    doctor.quick(_EXPECT_DEVICES.value)
     return train.train(config, directory, command)
 
 

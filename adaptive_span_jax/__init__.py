@@ -12,6 +12,9 @@ Reading order, which is also the way the data flows:
     loss, optimizer, train_state, step
     score         a text → bits per symbol
     checkpoint    state, memory and position → disk → state
+    machine       machines that are not here: their chips, and devices to compile for
+    plan          does it fit such a machine, and how long may it take (roofline)
+    doctor        what can be wrong with the machine that is here
     train         the loop; evaluate: the other mode
     result, metrics, display, figures      what people see
 

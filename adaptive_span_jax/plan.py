@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from adaptive_span_jax import display, roofline, sharding, step
 from adaptive_span_jax.config import Config
@@ -14,7 +15,7 @@ from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.machine import GIB, Machine
 from adaptive_span_jax.optimizer import make_optimizer
 from adaptive_span_jax.segments import Segment
-from adaptive_span_jax.train_state import abstract_state
+from adaptive_span_jax.train_state import TrainState, abstract_state
 
 # Symbols and training tokens of the corpora whose text is always the same; others have at most 256 symbols.
 _CORPORA = {"enwik8": (205, 90_000_000), "text8": (28, 90_000_000)}
@@ -60,16 +61,11 @@ def compile_for(config: Config, machine: Machine, devices: list[jax.Device]) -> 
     """Compiles the train step that `train.py` runs, from shapes and shardings alone."""
     mesh = sharding.make_mesh(devices)
     sharding.check_streams(mesh, config.train.batch_size, "config.train.batch_size")
-    optimizer = make_optimizer(config.train)
-    vocabulary, _ = _CORPORA.get(config.data.source, (_ANY_BYTES, None))
-    state = abstract_state(config, vocabulary, optimizer, mesh)
-    shape, at = (config.train.batch_size, config.train.segment), sharding.by_stream(mesh, config.train.batch_size)
-    tokens_BT: Any = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=at)
-    train_step: Any = step.make_train_step(config, optimizer, state, mesh)
-
+    state, _ = abstract(config, mesh)
+    jax.config.update("jax_enable_compilation_cache", False)  # its time is to be known
     started, worked = time.perf_counter(), time.process_time()
     with display.waiting(f"compiling for {machine.topology}"):
-        total = _total_bytes(train_step.lower(state, Segment(tokens_BT, tokens_BT)))
+        total = _total_bytes(lower(config, mesh))
     return Fit(
         parameters=sharding.bytes_per_device(state.params),
         optimizer=sharding.bytes_per_device(state.opt_state),
@@ -79,6 +75,21 @@ def compile_for(config: Config, machine: Machine, devices: list[jax.Device]) -> 
         compile_seconds=time.perf_counter() - started,
         processor_seconds=time.process_time() - worked,
     )
+
+
+def abstract(config: Config, mesh: Mesh) -> tuple[TrainState, Segment]:
+    """Shapes and shardings of what the train step takes, for any text of the config's source."""
+    vocabulary, _ = _CORPORA.get(config.data.source, (_ANY_BYTES, None))
+    shape, at = (config.train.batch_size, config.train.segment), sharding.by_stream(mesh, config.train.batch_size)
+    tokens_BT: Any = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=at)
+    return abstract_state(config, vocabulary, make_optimizer(config.train), mesh), Segment(tokens_BT, tokens_BT)
+
+
+def lower(config: Config, mesh: Mesh) -> jax.stages.Lowered:
+    """The train step, ready to be compiled for the mesh's devices."""
+    state, segment = abstract(config, mesh)
+    train_step: Any = step.make_train_step(config, make_optimizer(config.train), state, mesh)
+    return train_step.lower(state, segment)
 
 
 def _total_bytes(lowered: jax.stages.Lowered) -> int:
@@ -121,7 +132,7 @@ def _show_estimates(config: Config, machine: Machine, chips: int, fit: Fit) -> N
                 setting,
                 f"{found.multiply_adds / 1e12:.2f} T",
                 f"{found.turns:,}",
-                f"{found.seconds:.3f} s",
+                f"{found.seconds * 1e3:,.1f} ms",
                 f"{found.tokens_per_second(config):,.0f}",
                 f"{found.seconds * config.train.steps / 3600:.1f} h",
             ]

@@ -35,7 +35,8 @@ NUMPY_ONLY = {
 # Each of these imports only from those before it.
 FLOW = [
     *("errors", "config", "corpus", "segments", "dropout", "memory", "sharding", "span", "attention", "layer", "model"),
-    *("loss", "optimizer", "train_state", "step", "score", "sealed", "checkpoint", "workdir", "pretrained", "train"),
+    *("loss", "optimizer", "train_state", "step", "score", "sealed", "checkpoint", "workdir", "pretrained"),
+    *("machine", "roofline", "plan", "doctor", "train"),
 ]
 
 

@@ -4,7 +4,6 @@ import importlib.util
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from adaptive_span_jax import attention_inputs, plan, sharding, step
@@ -12,8 +11,6 @@ from adaptive_span_jax.config import Config
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.machine import GIB, Machine
 from adaptive_span_jax.optimizer import make_optimizer
-from adaptive_span_jax.segments import Segment
-from adaptive_span_jax.train_state import abstract_state
 from configs import enwik8_large
 from tests.conftest import tiny_config
 
@@ -38,13 +35,9 @@ def test_missing_compiler_is_named_with_the_command(monkeypatch):
 
 def lowered_for(platform: str, config: Config) -> str:
     mesh = sharding.make_mesh(jax.devices()[:2])
-    optimizer = make_optimizer(config.train)
-    state = abstract_state(config, 17, optimizer, mesh)
-    tokens: Any = jax.ShapeDtypeStruct(
-        (config.train.batch_size, config.train.segment), jnp.int32, sharding=sharding.by_stream(mesh, 2)
-    )
-    train_step: Any = step.make_train_step(config, optimizer, state, mesh)
-    return jax.export.export(train_step, platforms=[platform])(state, Segment(tokens, tokens)).mlir_module()
+    state, segment = plan.abstract(config, mesh)
+    train_step: Any = step.make_train_step(config, make_optimizer(config.train), state, mesh)
+    return jax.export.export(train_step, platforms=[platform])(state, segment).mlir_module()
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda", "rocm"])
