@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from adaptive_span_jax import plan, roofline
+from adaptive_span_jax import display, plan, roofline
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.machine import GIB, Machine
 
@@ -63,6 +63,7 @@ def main() -> None:
     parser.add_argument("--config", action="append", help="only this config; may be given several times")
     parser.add_argument("--topology", action="append", help="only this machine; may be given several times")
     arguments = parser.parse_args()
+    display.console.stderr = True  # rows alone go to stdout
     for name in arguments.config or CONFIGS:
         for topology in arguments.topology or TOPOLOGIES:
             print(row(name, topology), flush=True)

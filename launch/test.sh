@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint, types and tests, as CI runs them. --full adds the slow tests. Other arguments go to pytest.
+# Lint, types and tests, as CI runs them. --full adds the slow tests and what they need. Other arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/environment.sh
@@ -9,6 +9,8 @@ markers=(-m "not slow")
 if [[ "${1:-}" == "--full" ]]; then
   markers=()
   shift
+  # The TPU compiler, so that the train step is compiled for TPUs too: 200 MB.
+  use_environment requirements-tpu.txt
 fi
 ruff format --check .
 ruff check .

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -287,6 +288,29 @@ def test_slurm_does_not_queue_again_after_an_error(stand_ins):
     inside = {"SLURM_JOB_ID": "11", "SLURM_SUBMIT_DIR": str(ROOT)}
     assert stand_ins.run("slurm.sbatch", *SLURM, f"--workdir={stand_ins.directory}", **inside).returncode == 2
     assert [call[0] for call in stand_ins.calls()] == ["srun"]
+
+
+def examples() -> list[str]:
+    """The launch commands of the READMEs."""
+    text = "".join(path.read_text() for path in (LAUNCH / "README.md", ROOT / "README.md"))
+    return re.findall(r"^bash (launch/(?:tpu_vm|gpu_host|slurm|kubernetes)\S*.*(?:\\\n.*)*)$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("example", examples())
+def test_documented_commands_are_accepted(stand_ins, example):
+    stand_ins.answer("nvidia-smi", "GPU 0: A100")
+    script, *words = shlex.split(example.replace("\\\n", " "))
+    first, rest = (words[: words.index("--")], words[words.index("--") :]) if "--" in words else (words, [])
+    found = stand_ins.run(ROOT / script, *first, "--dry-run", *rest, SLURM_JOB_ID="")
+    assert found.returncode == 0, found.stderr
+    for file in re.findall(r"configs/\w+\.py", example):
+        assert (ROOT / file).is_file()
+
+
+def test_every_script_has_a_documented_example():
+    assert {example.split()[0] for example in examples()} == {
+        *("launch/tpu_vm.sh", "launch/gpu_host.sh", "launch/slurm.sbatch", "launch/kubernetes.sh")
+    }
 
 
 def start_pod(directory: Path, body: str) -> subprocess.Popen:
