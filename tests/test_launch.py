@@ -293,7 +293,7 @@ def test_slurm_does_not_queue_again_after_an_error(stand_ins):
 def examples() -> list[str]:
     """The launch commands of the READMEs."""
     text = "".join(path.read_text() for path in (LAUNCH / "README.md", ROOT / "README.md"))
-    return re.findall(r"^bash (launch/(?:tpu_vm|gpu_host|slurm|kubernetes)\S*.*(?:\\\n.*)*)$", text, re.MULTILINE)
+    return re.findall(r"^bash (launch/(?:tpu_vm|gpu_host|slurm|kubernetes)(?:.*\\\n)*.*)$", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("example", examples())
