@@ -21,6 +21,9 @@ from adaptive_span_jax.train_state import TrainState, abstract_state
 _CORPORA = {"enwik8": (205, 90_000_000), "text8": (28, 90_000_000)}
 _ANY_BYTES = 256
 
+# What may make a run fit, the least change of its numbers or speed first.
+_REMEDIES: tuple[dict[str, Any], ...] = ({"model.compute_dtype": "bfloat16"},)
+
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
@@ -53,8 +56,25 @@ def plan(config: Config, topology: str, name: str) -> int:
     devices = machine.devices()
     fit = compile_for(config, machine, devices)
     display.show_block(f"{name} on {topology}: {len(devices)} × {machine.chip.name}", _describe(config, fit))
+    if not fit.fits:
+        display.say(suggest(config, machine, devices))
     _show_estimates(config, machine, len(devices), fit)
     return 0 if fit.fits else 1
+
+
+def suggest(config: Config, machine: Machine, devices: list[jax.Device]) -> str:
+    """Compiles with one remedy after the other and names the first that makes the run fit."""
+    tried = []
+    for remedy in _REMEDIES:
+        changed = _changed(config, remedy)
+        if changed == config:
+            continue
+        flags = " ".join(f"--config.{field}={value}" for field, value in remedy.items())
+        found = compile_for(changed, machine, devices)
+        if found.fits:
+            return f"The smallest change that fits: {flags}, which takes {display.size(found.total)} of one chip."
+        tried.append(f"{flags} ({display.size(found.total)})")
+    return f"It would not fit with {', nor with '.join(tried) or 'any change known here'} either: use more chips."
 
 
 def compile_for(config: Config, machine: Machine, devices: list[jax.Device]) -> Fit:
@@ -90,6 +110,14 @@ def lower(config: Config, mesh: Mesh) -> jax.stages.Lowered:
     state, segment = abstract(config, mesh)
     train_step: Any = step.make_train_step(config, make_optimizer(config.train), state, mesh)
     return train_step.lower(state, segment)
+
+
+def _changed(config: Config, remedy: dict[str, Any]) -> Config:
+    for path, value in remedy.items():
+        section, field = path.split(".")
+        inner = dataclasses.replace(getattr(config, section), **{field: value})
+        config = dataclasses.replace(config, **{section: inner})
+    return config
 
 
 def _total_bytes(lowered: jax.stages.Lowered) -> int:

@@ -67,6 +67,53 @@ def test_out_of_memory_is_an_answer_not_a_failure():
     assert plan._total_bytes(lowered) == int(27.15 * GIB)
 
 
+def fit_of(total: int) -> plan.Fit:
+    return plan.Fit(0, 0, 0, total, usable=16 * GIB, compile_seconds=1, processor_seconds=1)
+
+
+def test_the_first_change_that_fits_is_named(monkeypatch):
+    remedies = ({"train.batch_size": 6}, {"model.compute_dtype": "bfloat16"}, {"train.batch_size": 2})
+    monkeypatch.setattr(plan, "_REMEDIES", remedies)
+    tried = []
+
+    def compile_for(config, machine, devices):
+        tried.append((config.train.batch_size, config.model.compute_dtype))
+        return fit_of(20 * GIB if config.model.compute_dtype == "float32" else 10 * GIB)
+
+    monkeypatch.setattr(plan, "compile_for", compile_for)
+    machine = Machine.parse("v5e:2x4")
+    found = plan.suggest(tiny_config(train={"batch_size": 4}), machine, [])
+    assert found == (
+        "The smallest change that fits: --config.model.compute_dtype=bfloat16, which takes 10.0 GiB of one chip."
+    )
+    assert tried == [(6, "float32"), (4, "bfloat16")]
+    monkeypatch.setattr(plan, "compile_for", lambda *_: fit_of(30 * GIB))
+    config = tiny_config(train={"batch_size": 2}, model={"compute_dtype": "bfloat16"})
+    assert plan.suggest(config, machine, []) == (
+        "It would not fit with --config.train.batch_size=6 (30.0 GiB) either: use more chips."
+    )
+
+
+def test_report_has_every_part(monkeypatch, capsys):
+    monkeypatch.setattr(Machine, "devices", lambda self: [None] * 8)
+    found = plan.Fit(1 * GIB, 2 * GIB, 3 * GIB, 20 * GIB, 16 * GIB, compile_seconds=40, processor_seconds=50)
+    monkeypatch.setattr(plan, "compile_for", lambda config, *_: found)
+    assert plan.plan(tiny_config(data={"source": "text8", "max_bytes": 0}), "v5e:2x4", "tiny") == 1
+    text = capsys.readouterr().out
+    for part in (
+        *(
+            "tiny on v5e:2x4: 8 × TPU v5e",
+            "NO: 20.0 GiB of the 16.0 GiB",
+            "parameters   1.0 GiB",
+            "optimizer    2.0 GiB",
+        ),
+        *("memory       3.0 GiB", "temporaries  14.0 GiB", "compiled     in 40 s", "It would not fit with"),
+        *("Estimates, not measurements, for 6 steps, 0.0 epochs", "start ", "trained profile ", "every head at S "),
+        *("multiply-adds", "tokens/s", "to the end", "40% of the chip's peak", "made-up"),
+    ):
+        assert part in text
+
+
 @needs_libtpu
 @pytest.mark.slow
 def test_small_model_compiles_for_a_tpu_slice():
