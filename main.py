@@ -36,6 +36,8 @@ def main(argv: list[str]) -> int:
     file, _, argument = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
     config = _read_config(file)
     name = Path(file).stem + (f"_{argument}" if argument else "")
+    if "://" in (_WORKDIR.value or ""):
+        raise UserError(f"--workdir={_WORKDIR.value}: object storage must be mounted; name the folder where it is")
     directory = Path(_WORKDIR.value or f"runs/{name}")
     command = " ".join(["python", *(word for word in sys.argv if not word.startswith("--mode"))])
 

@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-usage="usage: launch/tpu_vm.sh COMMAND --name=NAME --zone=ZONE [options] [-- --config=configs/… --workdir=gs://… …]
+usage="usage: launch/tpu_vm.sh COMMAND --name=NAME --zone=ZONE [options] [-- --config=configs/… --workdir=… …]
   run      everything below, and again after each preemption, until the run is complete
   create   ask for the slice and wait until it is there
   install  copy this code to all workers and install requirements-tpu.txt
@@ -40,8 +40,8 @@ esac
 if [[ $command == run || $command == start ]]; then
   names_a_config "${arguments[@]}" || refuse "no --config=… after --"
 fi
-if [[ $command == run && $spot == true && " ${arguments[*]}" != *" --workdir=gs://"* ]]; then
-  refuse "a --spot slice loses its disk when it is preempted: give --workdir=gs://… after --"
+if [[ $command == run && $spot == true && " ${arguments[*]}" != *" --workdir=/"* ]]; then
+  refuse "a --spot slice loses its disk when it is preempted: give --workdir=/… after --, on storage that workers mount"
 fi
 
 where=(--zone="$zone")

@@ -139,7 +139,7 @@ def test_dry_run_of_a_tpu_slice_touches_nothing(stand_ins, command):
 
 
 def test_dry_run_prints_what_a_run_does(stand_ins):
-    arguments = ("--spot", *TRAIN, "--workdir=gs://bucket/run")
+    arguments = ("--spot", *TRAIN, "--workdir=/mnt/run")
     shown = commands(stand_ins.run("tpu_vm.sh", "create", *SLICE, "--dry-run", *arguments).stdout)
     stand_ins.answer("describe", 1, "WAITING_FOR_RESOURCES", "ACTIVE")
     assert stand_ins.run("tpu_vm.sh", "create", *SLICE, *arguments).returncode == 0
@@ -161,7 +161,7 @@ def test_a_preempted_slice_is_asked_for_again(stand_ins):
     # Not there, then there; training breaks off with the connection, and the slice is gone; all again, to the end.
     stand_ins.answer("describe", 1, "ACTIVE", "SUSPENDED", 1, "PROVISIONING", "ACTIVE", "ACTIVE")
     stand_ins.answer("ssh", 0, 0, 255, 0, 0, 0)
-    found = stand_ins.run("tpu_vm.sh", "run", *SLICE, "--spot", *TRAIN, "--workdir=gs://bucket/run")
+    found = stand_ins.run("tpu_vm.sh", "run", *SLICE, "--spot", *TRAIN, "--workdir=/mnt/run")
     assert found.returncode == 0, found.stderr
     once = ["create", "scp", "ssh", "ssh", "ssh"]
     assert verbs(stand_ins.calls()) == [*once, "delete", *once]
