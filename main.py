@@ -1,4 +1,4 @@
-"""Adaptive attention span in JAX: train, evaluate, report, generate, compress, verify checkpoints, prepare data.
+"""Adaptive attention span in JAX: train, evaluate, report, generate, compress; plan a run; prepare data.
 
     python main.py                                     the quickstart: three and a half minutes, no download
     python main.py --config=configs/enwik8_large.py    an experiment of the paper
@@ -23,7 +23,7 @@ _CONFIG = config_flags.DEFINE_config_file(
     "config",
     help_string="The run: a file of configs/, some with an argument (file.py:2048); quickstart.py unless given.",
 )
-_MODES = ["train", "evaluate", "report", "generate", "compress", "decompress", "verify", "prepare"]
+_MODES = ["train", "evaluate", "report", "generate", "compress", "decompress", "verify", "prepare", "plan", "doctor"]
 _MODE = flags.DEFINE_enum("mode", "train", _MODES, "What to do.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; runs/<config name> unless given.")
 _STEP = flags.DEFINE_string("step", "latest", "evaluate, generate, …: the checkpoint: latest, best or a step.")
@@ -31,12 +31,16 @@ _PROMPT = flags.DEFINE_string("prompt", None, "generate: the text to go on from.
 _PROMPT_FILE = flags.DEFINE_string("prompt_file", None, "generate: a file with the text to go on from.")
 _INPUT = flags.DEFINE_string("input", None, "compress, decompress: the file to read.")
 _OUTPUT = flags.DEFINE_string("output", None, "compress, decompress: the file to write.")
+_TOPOLOGY = flags.DEFINE_string("topology", None, "plan: the machine, e.g. v5e:2x4, a100:8 or h100:2x8.")
+_EXPECT_DEVICES = flags.DEFINE_integer("expect_devices", 0, "train, doctor: refuse another number of devices; 0: any.")
 _OF_MODES = (
     (_STEP, ("evaluate", "report", "generate", "compress", "decompress")),
     (_PROMPT, ("generate",)),
     (_PROMPT_FILE, ("generate",)),
     (_INPUT, ("compress", "decompress")),
     (_OUTPUT, ("compress", "decompress")),
+    (_TOPOLOGY, ("plan",)),
+    (_EXPECT_DEVICES, ("train", "doctor")),
 )
 
 
@@ -47,6 +51,8 @@ def main(argv: list[str]) -> int:
     file, _, argument = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
     config = _read_config(file)
     name = Path(file).stem + (f"_{argument}" if argument else "")
+    if "://" in (_WORKDIR.value or ""):
+        raise UserError(f"--workdir={_WORKDIR.value}: object storage must be mounted; name the folder where it is")
     directory = Path(_WORKDIR.value or f"runs/{name}")
     command = " ".join(["python", *(word for word in sys.argv if not word.startswith("--mode"))])
 
@@ -58,29 +64,42 @@ def main(argv: list[str]) -> int:
     # Orbax reports every rename, and prints the traceback of an error that it raises besides.
     logging.set_verbosity(logging.WARNING)
     logging.get_absl_logger().addFilter(lambda record: "orbax" not in record.pathname)
+    return _run(config, name, directory, command)
+
+
+def _run(config: Config, name: str, directory: Path, command: str) -> int:
     # Only now, with a valid config: importing JAX takes seconds.
     import jax
 
-    from adaptive_span_jax import compress, corpus, evaluate, generate, report, sharding, train
+    from adaptive_span_jax import compress, corpus, doctor, evaluate, generate, plan, report, sharding, train
 
     if config.model.compute_dtype == "float64":
         jax.config.update("jax_enable_x64", True)
     sharding.use_cpu_cores(config.train.batch_size)
-    if _MODE.value == "prepare":
-        corpus.prepare(config.data)
-        return 0
-    if _MODE.value == "evaluate":
-        return evaluate.evaluate(config, directory, _STEP.value)
-    if _MODE.value == "report":
-        return report.report(directory, _STEP.value)
-    if _MODE.value == "generate":
-        return generate.generate(config.generate, directory, _STEP.value, _PROMPT.value, _PROMPT_FILE.value)
-    if _MODE.value in ("compress", "decompress"):
-        if _INPUT.value is None:
-            raise UserError(f"--mode={_MODE.value} needs --input=FILE")
-        run = compress.compress if _MODE.value == "compress" else compress.decompress
-        return run(directory, _STEP.value, Path(_INPUT.value), Path(_OUTPUT.value) if _OUTPUT.value else None)
-    return train.train(config, directory, command)
+    match _MODE.value:
+        case "plan":
+            if not _TOPOLOGY.value:
+                raise UserError("--mode=plan needs --topology, e.g. --topology=v5e:2x4 or --topology=a100:8")
+            return plan.plan(config, _TOPOLOGY.value, name)
+        case "doctor":
+            return doctor.doctor(config, directory, _EXPECT_DEVICES.value)
+        case "prepare":
+            corpus.prepare(config.data)
+            return 0
+        case "evaluate":
+            return evaluate.evaluate(config, directory, _STEP.value)
+        case "report":
+            return report.report(directory, _STEP.value)
+        case "generate":
+            return generate.generate(config.generate, directory, _STEP.value, _PROMPT.value, _PROMPT_FILE.value)
+        case "compress" | "decompress":
+            if _INPUT.value is None:
+                raise UserError(f"--mode={_MODE.value} needs --input=FILE")
+            run = compress.compress if _MODE.value == "compress" else compress.decompress
+            return run(directory, _STEP.value, Path(_INPUT.value), Path(_OUTPUT.value) if _OUTPUT.value else None)
+        case _:
+            doctor.quick(_EXPECT_DEVICES.value)
+            return train.train(config, directory, command)
 
 
 def _read_config(file: str) -> Config:

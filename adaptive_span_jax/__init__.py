@@ -12,6 +12,9 @@ Reading order, which is also the way the data flows:
     loss, optimizer, train_state, step
     score         a text → bits per symbol
     checkpoint    state, memory and position → disk → state     (sealed, lock, workdir, pretrained)
+    machine       machines that are not here: their chips, and devices to compile for
+    plan          does it fit such a machine, and how long may it take (roofline)
+    doctor        what can be wrong with the machine that is here
     train         the loop
     head_reach, key_value_cache, finished_model      the same numbers for weights that no longer change, faster
     trained_model                                    a checkpoint as an object: score, continue, spans

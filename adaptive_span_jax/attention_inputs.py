@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 
+from adaptive_span_jax import sharding
 from adaptive_span_jax.dropout import Dropout
 from adaptive_span_jax.memory import MIRRORED, LayerMemory
 
@@ -82,7 +83,7 @@ def split(array: jax.Array, lanes: list[Inputs]) -> list[jax.Array]:
 def _lane_count(streams: int) -> int:
     # XLA on CPU spreads a large product over the cores, but runs a batch of small ones on a single core. Independent
     # ones run side by side, so there streams are worked on in as many lanes as there are cores for each device.
-    if jax.default_backend() != "cpu":
+    if sharding.platform() != "cpu":
         return 1
     wanted = min(MOST_LANES, (os.cpu_count() or 1) // jax.local_device_count())
     return max(count for count in range(1, max(wanted, 1) + 1) if streams % count == 0)

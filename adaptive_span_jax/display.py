@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 console = Console(highlight=False, soft_wrap=True)
@@ -88,3 +88,27 @@ def share_done(title: str) -> Iterator[Callable[[float], None]]:
     ) as progress:
         task = progress.add_task(title, total=1.0)
         yield lambda share: progress.update(task, completed=share)
+
+
+@contextmanager
+def waiting(title: str) -> Iterator[None]:
+    """A turning sign and the time for work that reports nothing; without a terminal only its title is printed."""
+    if not console.is_terminal:
+        say(f"{title} …")
+        yield
+        return
+    columns = (SpinnerColumn(), TextColumn(f"{title} …"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        progress.add_task(title, total=None)
+        yield
+
+
+def show_table(columns: list[str], rows: list[list[str]]) -> None:
+    """A plain table, numbers to the right; never wrapped, so that it can be copied."""
+    widths = [max(len(row[index]) for row in [columns, *rows]) for index in range(len(columns))]
+    for number, row in enumerate([columns, *rows]):
+        first, *others = (
+            f"{cell:>{width}}" if index else f"{cell:<{width}}"
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        console.print(Text("  " + "  ".join([first, *others]), style="cyan" if number == 0 else "default"))

@@ -6,6 +6,7 @@ interrupt with a sum over devices at every turn, are told explicitly to work on 
 (`per_device`).
 """
 
+import math
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -77,12 +78,14 @@ def total_bytes(tree: Any) -> int:
 
 
 def bytes_per_device(tree: Any) -> int:
-    """The largest number of bytes that the tree's arrays take on one device."""
-    totals: dict[jax.Device, int] = {}
-    for leaf in jax.tree.leaves(tree):
-        for shard in leaf.addressable_shards:
-            totals[shard.device] = totals.get(shard.device, 0) + shard.data.nbytes
-    return max(totals.values())
+    """The number of bytes that the tree's arrays, or abstract arrays, take on one device."""
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def platform() -> str:
+    """What kind of device a program is traced for: that of the mesh, which need not be this machine's own."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
 
 
 def on_mesh(mesh: Mesh) -> AbstractContextManager:

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from adaptive_span_jax import corpus as corpora
-from adaptive_span_jax import display, health, loss, model, report, result, sharding, span, step, workdir
+from adaptive_span_jax import display, doctor, health, loss, model, report, result, sharding, span, step, workdir
 from adaptive_span_jax.bad_steps import BadSteps
 from adaptive_span_jax.checkpoint import Checkpoints, Saved, versions
 from adaptive_span_jax.config import Config
@@ -34,6 +34,7 @@ def train(config: Config, directory: Path, command: str) -> int:
 
 def _train(config: Config, directory: Path, command: str) -> int:
     corpus = corpora.load(config.data)
+    doctor.same_on_all_hosts("text", corpus.fingerprint)
     mesh = sharding.make_mesh()
     sharding.check_streams(mesh, config.train.batch_size, "config.train.batch_size")
     streams = Streams(corpus.train, config.train.batch_size, config.train.segment, config.seed)

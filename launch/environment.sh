@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the scripts beside it: a virtual environment in .venv with pinned requirements, made once and kept up to date.
 
 use_environment() { # requirements file
@@ -12,6 +13,7 @@ use_environment() { # requirements file
     echo "Making .venv with $("$python" --version)"
     "$python" -m venv .venv
   fi
+  # shellcheck disable=SC1091 # made just now
   source .venv/bin/activate
   # The requirements file's own text is the stamp: an edited file is installed again, an unchanged one costs nothing.
   stamp=.venv/installed-$requirements

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Lint, types and tests, as CI runs them. --full adds the slow tests, and PyTorch for those that need it. Other arguments
-# go to pytest.
+# Lint, types and tests, as CI runs them. --full adds the slow tests and what they need. Other arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/environment.sh
@@ -8,9 +7,10 @@ use_environment requirements-dev.txt
 
 markers=(-m "not slow")
 if [[ "${1:-}" == "--full" ]]; then
-  use_environment requirements-convert.txt
   markers=()
   shift
+  use_environment requirements-convert.txt # PyTorch, for checkpoints of the published code
+  use_environment requirements-tpu.txt     # the TPU compiler, so that the train step is compiled for TPUs too
 fi
 ruff format --check .
 ruff check .

@@ -1,7 +1,11 @@
 """Strict settings for every test: 8 CPU devices, no silent broadcasting between ranks, small configs."""
 
 # ruff: noqa: E402
+import os
 from pathlib import Path
+
+# Also for the programs that tests start: with libtpu installed JAX would look for TPUs first.
+os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
 

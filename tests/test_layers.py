@@ -39,7 +39,8 @@ NUMPY_ONLY = {
 FLOW = [
     *("errors", "config", "corpus", "segments", "dropout", "memory", "sharding", "span", "attention", "layer", "model"),
     *("loss", "optimizer", "train_state", "step", "head_reach", "key_value_cache", "finished_model", "score", "sealed"),
-    *("checkpoint", "workdir", "pretrained", "train", "sampling", "trained_model", "evaluate", "generate", "compress"),
+    *("checkpoint", "workdir", "pretrained", "machine", "roofline", "plan", "doctor", "train", "sampling"),
+    *("trained_model", "evaluate", "generate", "compress"),
 ]
 
 

@@ -26,6 +26,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
         ("--mode=fly", "<train|evaluate"),
         ("--speed=9", "'speed'"),
         ("--prompt=a", "--prompt is for --mode=generate, not for train"),
+        ("--workdir=gs://bucket/run", "object storage must be mounted"),
+        ("--mode=plan", "--mode=plan needs --topology"),
         ("train", "'train' is not an option"),
         ("--config.model.width=131", "config.model.width is 131; it must be a multiple of config.model.heads"),
         ("--config.train.segment=0", "config.train.segment is 0; it must be between 1 and"),
@@ -36,7 +38,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
 )
 def test_bad_input_gets_one_clear_message(argument, expected, tmp_path):
     workdir = tmp_path / "run"
-    found = run(argument, f"--workdir={workdir}")
+    found = run(f"--workdir={workdir}", argument)
     assert found.returncode == 2
     assert found.stderr.startswith("error: ")
     assert expected in found.stderr

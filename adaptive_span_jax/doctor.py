@@ -1,0 +1,166 @@
+"""What can be wrong with a machine before training starts, looked at early and said clearly.
+
+Training runs the quick checks, `quick` and `same_on_all_hosts`, by itself; `--mode=doctor` runs all and goes on after a
+failure, so that one visit to a machine finds everything.
+"""
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from adaptive_span_jax import corpus as corpora
+from adaptive_span_jax import display, plan, sharding, workdir
+from adaptive_span_jax.config import Config
+from adaptive_span_jax.errors import UserError
+from adaptive_span_jax.segments import Streams
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+_PLUGINS = ("libtpu", "jax-cuda12-plugin")
+
+# How Linux shows accelerators, whether or not JAX can use them: TPUs as PCI devices of Google's with these numbers.
+_TPU_NUMBERS = {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}
+_PCI = Path("/sys/bus/pci/devices")
+_DEVICE_FILES = Path("/dev")
+
+
+def quick(expected: int) -> None:
+    """The checks at every start: the devices that are meant, all there, and able to add up a number together."""
+    check_devices(expected)
+    same_on_all_hosts("Python packages", check_versions())
+    check_sum(sharding.make_mesh())
+
+
+def doctor(config: Config, directory: Path, expected: int) -> int:
+    """All checks, one line each; exit code 0 if there is nothing to do, else 2."""
+    checks: dict[str, Callable[[], str]] = {
+        "versions": check_versions,
+        "devices": lambda: check_devices(expected),
+        "computation": lambda: check_sum(sharding.make_mesh()),
+        "workdir": lambda: check_workdir(config, directory),
+        "data": lambda: check_data(config),
+        "training step": lambda: check_step(config, sharding.make_mesh()),
+    }
+    failures = 0
+    for name, check in checks.items():
+        try:
+            display.say(f"ok      {name}: {check()}")
+        except UserError as error:
+            failures += 1
+            display.say(f"FAILED  {name}: {error}")
+    if failures:
+        display.say(f"{failures} of {len(checks)} checks failed.")
+    return 2 if failures else 0
+
+
+def check_devices(expected: int) -> str:
+    """Refuses CPUs where there is an accelerator, and another number of devices than expected (0: any number)."""
+    devices = jax.devices()
+    kind = f"{len(devices)} × {devices[0].device_kind} ({devices[0].platform})"
+    described = f"{kind} in {jax.process_count()} process{'es' if jax.process_count() > 1 else ''}"
+    unused = _accelerator()
+    if unused and jax.default_backend() == "cpu" and os.environ.get("JAX_PLATFORMS") != "cpu":
+        requirements = {"TPU": "requirements-tpu.txt", "NVIDIA GPU": "requirements-gpu.txt"}[unused]
+        raise UserError(
+            f"this machine has a {unused}, but JAX found only {described}: pip install -r {requirements}, and see "
+            "whether another program holds the device; JAX_PLATFORMS=cpu if you do want the CPU"
+        )
+    if expected and len(devices) != expected:
+        raise UserError(
+            f"--expect_devices={expected}, but JAX found {described}; is a host missing, or a device held by another "
+            "program?"
+        )
+    return described
+
+
+def check_versions() -> str:
+    """The versions that matter, as one line."""
+    versions = {name: _version(name) for name in (*_PACKAGES, *_PLUGINS)}
+    missing = [name for name in _PACKAGES if not versions[name]]
+    if missing:
+        raise UserError(f"{', '.join(missing)} not installed: pip install -r requirements.txt")
+    listed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    return f"Python {platform.python_version()}, {listed}"
+
+
+def check_sum(mesh: Mesh) -> str:
+    """Has every device add its share to one sum: a broken device or network shows here, not an hour later."""
+    started = time.perf_counter()
+    shape = (mesh.size,)
+    ones = jax.make_array_from_callback(
+        shape, sharding.by_stream(mesh, mesh.size), lambda index: np.ones(shape, np.float32)[index]
+    )
+    total = float(jax.jit(lambda numbers: numbers.sum(), out_shardings=sharding.replicated(mesh))(ones))
+    if total != mesh.size:
+        raise UserError(f"{mesh.size} devices added up 1 each and found {total}; restart the machine")
+    return f"a sum over all devices compiled and ran in {time.perf_counter() - started:.1f} s"
+
+
+def check_workdir(config: Config, directory: Path) -> str:
+    """Whether runs can be kept there, and whether there is room."""
+    workdir.make_workdir(directory)
+    needed = sharding.total_bytes(plan.abstract(config, sharding.make_mesh())[0])
+    workdir.check_space(directory, needed, config.checkpoint.keep)
+    free = shutil.disk_usage(directory).free
+    return f"{directory} can be written, {display.size(free)} free, a checkpoint takes {display.size(needed)}"
+
+
+def check_data(config: Config) -> str:
+    """Whether the text is there, enough for the batch, and the same on every host."""
+    corpus = corpora.load(config.data)
+    same_on_all_hosts("text", corpus.fingerprint)
+    Streams(corpus.train, config.train.batch_size, config.train.segment, config.seed)
+    return f"{corpus.name}: {corpus.train.size:,} tokens to train on, fingerprint {corpus.fingerprint}"
+
+
+def check_step(config: Config, mesh: Mesh) -> str:
+    """How long compiling the training step takes here."""
+    sharding.check_streams(mesh, config.train.batch_size, "config.train.batch_size")
+    started = time.perf_counter()
+    with display.waiting("compiling the training step"):
+        plan.lower(config, mesh).compile()
+    return f"compiled in {display.duration(time.perf_counter() - started)}"
+
+
+def same_on_all_hosts(what: str, value: str) -> None:
+    """Refuses hosts that differ in something they must agree on."""
+    if jax.process_count() == 1:
+        return
+    mine = np.frombuffer(hashlib.sha256(value.encode()).digest()[:4], np.uint32)
+    everyones = np.asarray(multihost_utils.process_allgather(mine)).ravel()
+    others = [number for number, theirs in enumerate(everyones) if theirs != everyones[0]]
+    if others:
+        raise UserError(
+            f"the {what} of processes {', '.join(map(str, others))} differ from those of process 0; this is process "
+            f"{jax.process_index()}, with {value}"
+        )
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _accelerator() -> str:
+    """What kind of accelerator the machine has, as far as Linux shows it."""
+    if any(_DEVICE_FILES.glob("nvidia[0-9]*")):
+        return "NVIDIA GPU"
+    for device in _PCI.glob("*"):
+        try:
+            maker, number = ((device / name).read_text().strip() for name in ("vendor", "device"))
+        except OSError:
+            continue
+        if maker == "0x1ae0" and number in _TPU_NUMBERS:
+            return "TPU"
+    return ""
