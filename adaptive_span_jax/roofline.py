@@ -86,8 +86,8 @@ def estimate(
 ) -> Estimate:
     """One step at these spans; bytes are those of one chip."""
     multiply_adds = step_multiply_adds(config, z_LH)
-    blocks_LH, tiles_LH = flops.far_tiles_LH(config, jnp.asarray(z_LH, jnp.float32))
-    turns = 2 * int(blocks_LH.sum() + tiles_LH.sum())
+    _, tiles_LHX = flops.far_tiles(config, jnp.asarray(z_LH, jnp.float32))
+    turns = 2 * int((tiles_LHX > 0).sum() + tiles_LHX.sum())
     peak = chip.bfloat16_flops if config.model.compute_dtype == "bfloat16" else chip.float32_flops
     arithmetic = 2 * multiply_adds / chips / (peak * ARITHMETIC_SHARE)
     traffic = (8 * parameter_bytes + 2 * temporary_bytes) / (chip.bandwidth * BANDWIDTH_SHARE)
