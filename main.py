@@ -38,6 +38,11 @@ _OF_MODES = (
     (_INPUT, ("compress", "decompress")),
     (_OUTPUT, ("compress", "decompress")),
 )
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", None, "Several hosts, unless Cloud TPU, Slurm or Open MPI say it: HOST:PORT of process 0 …"
+)
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "… how many processes there are …")
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, "… and which of them this is, from 0.")
 
 
 def main(argv: list[str]) -> int:
@@ -61,16 +66,14 @@ def main(argv: list[str]) -> int:
     # Only now, with a valid config: importing JAX takes seconds.
     import jax
 
-    from adaptive_span_jax import compress, corpus, evaluate, generate, sharding, train
+    from adaptive_span_jax import compress, corpus, evaluate, generate, hosts, sharding, train, user_cache
 
     if config.model.compute_dtype == "float64":
         jax.config.update("jax_enable_x64", True)
+    user_cache.keep_compiled()
+    if _MODE.value in ("train", "evaluate", "prepare"):
+        hosts.connect(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
     sharding.use_cpu_cores(config.train.batch_size)
-    if _MODE.value == "prepare":
-        corpus.prepare(config.data)
-        return 0
-    if _MODE.value == "evaluate":
-        return evaluate.evaluate(config, directory, _STEP.value)
     if _MODE.value == "generate":
         return generate.generate(config.generate, directory, _STEP.value, _PROMPT.value, _PROMPT_FILE.value)
     if _MODE.value in ("compress", "decompress"):
@@ -78,7 +81,13 @@ def main(argv: list[str]) -> int:
             raise UserError(f"--mode={_MODE.value} needs --input=FILE")
         run = compress.compress if _MODE.value == "compress" else compress.decompress
         return run(directory, _STEP.value, Path(_INPUT.value), Path(_OUTPUT.value) if _OUTPUT.value else None)
-    return train.train(config, directory, command)
+    with hosts.together():
+        if _MODE.value == "prepare":
+            hosts.on_first("data", lambda: corpus.prepare(config.data))
+            return 0
+        if _MODE.value == "evaluate":
+            return evaluate.evaluate(config, directory, _STEP.value)
+        return train.train(config, directory, command)
 
 
 def _read_config(file: str) -> Config:

@@ -40,7 +40,8 @@ def attend(
     """
     limit, head_width = positions_SK.shape
     streams, length, heads, _ = query_BTHK.shape
-    context_BJD = jnp.concatenate([jax.lax.stop_gradient(memory.whole()), segment_BTD], axis=1)
+    memory_BSD = jax.lax.stop_gradient(memory.whole()).astype(segment_BTD.dtype)
+    context_BJD = jnp.concatenate([memory_BSD, segment_BTD], axis=1)
     key_BJHK = jnp.einsum("BJD,DHK->BJHK", context_BJD, key_DHK)
     value_BJHK = jnp.einsum("BJD,DHK->BJHK", context_BJD, value_DHK)
 
@@ -60,7 +61,8 @@ def attend(
 
     weight_BHTS = masked_softmax(score_BHTS, mask_BHTS)
     if dropout is not None:
-        stream_B111, head_1H11, query_11T1 = jnp.ogrid[:streams, :heads, :length, :1][:3]
+        _, head_1H11, query_11T1 = jnp.ogrid[:1, :heads, :length, :1][:3]
+        stream_B111 = dropout.streams(streams)[:, None, None, None]
         dropped = dropout.at(stream_B111).at(head_1H11).at(query_11T1).at(distance_S[None, None, None, :])
         weight_BHTS *= dropped.scale()
     weight_BHTJ = _unband(weight_BHTS).astype(value_BJHK.dtype)

@@ -56,9 +56,15 @@ class Window:
 
 
 class MetricsLog:
-    """Appends to the logs of a run; on resuming, what was logged after the checkpoint is taken back first."""
+    """Appends to the logs of a run; on resuming, what was logged after the checkpoint is taken back first.
 
-    def __init__(self, workdir: Path, resumed_at: int):
+    Without a workdir nothing is written: another host does it.
+    """
+
+    def __init__(self, workdir: Path | None, resumed_at: int):
+        self._tensorboard: SummaryWriter | None = None
+        if workdir is None:
+            return
         self._path = workdir / "metrics.jsonl"
         if self._path.exists():
             lines = self._path.read_text().splitlines()
@@ -73,6 +79,8 @@ class MetricsLog:
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         """One line and one TensorBoard point per number."""
+        if self._tensorboard is None:
+            return
         try:
             with self._path.open("a") as file:
                 file.write(json.dumps({"step": step, **scalars}) + "\n")
@@ -83,13 +91,16 @@ class MetricsLog:
 
     def write_spans(self, step: int, z_LH: np.ndarray, ramp: int, limit: int) -> None:
         """The heads' spans as a histogram per layer and as a heat map."""
+        if self._tensorboard is None:
+            return
         for layer, z_H in enumerate(z_LH, start=1):
             self._tensorboard.add_histogram(f"span/layer_{layer:02d}", np.minimum(z_H + ramp, limit), step)
         self._tensorboard.add_image("spans", pixels(span_heat_map(z_LH, ramp, limit)), step, dataformats="HWC")
 
     def close(self) -> None:
         """Writes out what TensorBoard still holds."""
-        self._tensorboard.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
 
 
 class _Forgiving:

@@ -15,6 +15,8 @@ ALLOWED = {
     "matplotlib": {"figures.py"},
     "rich": {"display.py", "datasets/source.py", "datasets/builder.py"},
     "tensorflow_datasets": {"datasets/builder.py", "datasets/enwik8.py", "datasets/text8.py", "datasets/prepared.py"},
+    "jax.experimental": {"hosts.py"},
+    "jax.distributed": {"hosts.py"},
     "tensorflow": set(),
     "torch": {"published_checkpoint.py"},
     "constriction": {"compress.py"},
@@ -36,7 +38,18 @@ NUMPY_ONLY = {
 # Each of these imports only from those before it.
 FLOW = [
     *("errors", "config", "corpus", "segments", "dropout", "memory", "sharding", "span", "attention", "layer", "model"),
-    *("loss", "optimizer", "train_state", "step", "head_reach", "key_value_cache", "finished_model", "score", "sealed"),
+    *(
+        "loss",
+        "optimizer",
+        "train_state",
+        "step",
+        "head_reach",
+        "key_value_cache",
+        "finished_model",
+        "score",
+        "sealed",
+        "hosts",
+    ),
     *("checkpoint", "workdir", "pretrained", "train", "sampling", "trained_model", "evaluate", "generate", "compress"),
 ]
 
