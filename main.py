@@ -42,6 +42,11 @@ _OF_MODES = (
     (_TOPOLOGY, ("plan",)),
     (_EXPECT_DEVICES, ("train", "doctor")),
 )
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", None, "Several hosts, unless Cloud TPU, Slurm or Open MPI say it: HOST:PORT of process 0 …"
+)
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "… how many processes there are …")
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, "… and which of them this is, from 0.")
 
 
 def main(argv: list[str]) -> int:
@@ -71,35 +76,51 @@ def _run(config: Config, name: str, directory: Path, command: str) -> int:
     # Only now, with a valid config: importing JAX takes seconds.
     import jax
 
-    from adaptive_span_jax import compress, corpus, doctor, evaluate, generate, plan, report, sharding, train
+    from adaptive_span_jax import (
+        compress,
+        corpus,
+        doctor,
+        evaluate,
+        generate,
+        hosts,
+        plan,
+        report,
+        sharding,
+        train,
+        user_cache,
+    )
 
     if config.model.compute_dtype == "float64":
         jax.config.update("jax_enable_x64", True)
+    user_cache.keep_compiled()
+    if _MODE.value in ("train", "evaluate", "prepare", "doctor"):
+        hosts.connect(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
     sharding.use_cpu_cores(config.train.batch_size)
-    match _MODE.value:
-        case "plan":
-            if not _TOPOLOGY.value:
-                raise UserError("--mode=plan needs --topology, e.g. --topology=v5e:2x4 or --topology=a100:8")
-            return plan.plan(config, _TOPOLOGY.value, name)
-        case "doctor":
-            return doctor.doctor(config, directory, _EXPECT_DEVICES.value)
-        case "prepare":
-            corpus.prepare(config.data)
-            return 0
-        case "evaluate":
-            return evaluate.evaluate(config, directory, _STEP.value)
-        case "report":
-            return report.report(directory, _STEP.value)
-        case "generate":
-            return generate.generate(config.generate, directory, _STEP.value, _PROMPT.value, _PROMPT_FILE.value)
-        case "compress" | "decompress":
-            if _INPUT.value is None:
-                raise UserError(f"--mode={_MODE.value} needs --input=FILE")
-            run = compress.compress if _MODE.value == "compress" else compress.decompress
-            return run(directory, _STEP.value, Path(_INPUT.value), Path(_OUTPUT.value) if _OUTPUT.value else None)
-        case _:
-            doctor.quick(_EXPECT_DEVICES.value)
-            return train.train(config, directory, command)
+    with hosts.together():
+        match _MODE.value:
+            case "plan":
+                if not _TOPOLOGY.value:
+                    raise UserError("--mode=plan needs --topology, e.g. --topology=v5e:2x4 or --topology=a100:8")
+                return plan.plan(config, _TOPOLOGY.value, name)
+            case "doctor":
+                return doctor.doctor(config, directory, _EXPECT_DEVICES.value)
+            case "prepare":
+                hosts.on_first("data", lambda: corpus.prepare(config.data))
+                return 0
+            case "evaluate":
+                return evaluate.evaluate(config, directory, _STEP.value)
+            case "report":
+                return report.report(directory, _STEP.value)
+            case "generate":
+                return generate.generate(config.generate, directory, _STEP.value, _PROMPT.value, _PROMPT_FILE.value)
+            case "compress" | "decompress":
+                if _INPUT.value is None:
+                    raise UserError(f"--mode={_MODE.value} needs --input=FILE")
+                run = compress.compress if _MODE.value == "compress" else compress.decompress
+                return run(directory, _STEP.value, Path(_INPUT.value), Path(_OUTPUT.value) if _OUTPUT.value else None)
+            case _:
+                doctor.quick(_EXPECT_DEVICES.value)
+                return train.train(config, directory, command)
 
 
 def _read_config(file: str) -> Config:

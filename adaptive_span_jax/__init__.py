@@ -15,7 +15,7 @@ Reading order, which is also the way the data flows:
     machine       machines that are not here: their chips, and devices to compile for
     plan          does it fit such a machine, and how long may it take (roofline)
     doctor        what can be wrong with the machine that is here
-    train         the loop
+    train         the loop; hosts: several machines as one
     head_reach, key_value_cache, finished_model      the same numbers for weights that no longer change, faster
     trained_model                                    a checkpoint as an object: score, continue, spans
     evaluate, generate, compress, convert            the other modes
@@ -28,10 +28,12 @@ Array names end in the letters of their axes:
     P rows of the padded position table, of which a tile reads Y
 """
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+STARTED = time.perf_counter()  # when the program began, but for Python's own start
 
 if TYPE_CHECKING:
     from adaptive_span_jax.trained_model import TrainedModel

@@ -39,11 +39,13 @@ def attend(
     given, the empty ones are not attended to. Memory takes no gradient; the projections of it do, as published.
     """
     streams, length, heads, _ = query_BTHK.shape
-    context_BJD = jnp.concatenate([jax.lax.stop_gradient(memory.whole()), segment_BTD], axis=1)
+    memory_BSD = jax.lax.stop_gradient(memory.whole()).astype(segment_BTD.dtype)
+    context_BJD = jnp.concatenate([memory_BSD, segment_BTD], axis=1)
     value_BJHK = jnp.einsum("BJD,DHK->BJHK", context_BJD, value_DHK)
     weight_BHTS = weights(query_BTHK, context_BJD, key_DHK, positions_SK, z_BTH, ramp=ramp, filled=filled)
     if dropout is not None:
-        stream_B111, head_1H11, query_11T1 = jnp.ogrid[:streams, :heads, :length, :1][:3]
+        _, head_1H11, query_11T1 = jnp.ogrid[:1, :heads, :length, :1][:3]
+        stream_B111 = dropout.streams(streams)[:, None, None, None]
         distance_S = jnp.arange(positions_SK.shape[0], 0, -1)
         dropped = dropout.at(stream_B111).at(head_1H11).at(query_11T1).at(distance_S[None, None, None, :])
         weight_BHTS *= dropped.scale()

@@ -45,7 +45,7 @@ def attend(
     dropout: Dropout | None = None,
 ) -> jax.Array:
     """Each head's weighted average of the values it sees, output_BTHK; arguments as in `attention.attend`."""
-    length = query_BTHK.shape[1]
+    streams, length = query_BTHK.shape[:2]
     chunk = min(NEAR, length)
     padding = -length % chunk
     exact = jnp.promote_types(query_BTHK.dtype, jnp.float32)
@@ -59,7 +59,7 @@ def attend(
         value_DHK=value_DHK,
         table_PK=position_table.descending(positions_SK, MARGIN),
         z_BHT1=_pad_positions(jnp.moveaxis(z_BTH, 2, 1)[..., None].astype(exact), 2, padding),
-        stream_B=jnp.arange(query_BTHK.shape[0]),
+        stream_B=jnp.arange(streams) if dropout is None else dropout.streams(streams),
         filled=filled,
         dropout=dropout,
     )

@@ -23,17 +23,17 @@ import os
 import platform
 import shutil
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
 import adaptive_span_jax
-from adaptive_span_jax import display, sealed
+from adaptive_span_jax import display, hosts, sealed
 from adaptive_span_jax.config import CheckpointConfig
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.model import Params
@@ -66,7 +66,11 @@ class Saved:
 class Checkpoints:
     """The checkpoints of one run: the newest few and the one with the best dev bits are kept."""
 
-    def __init__(self, directory: Path, config: CheckpointConfig):
+    def __init__(
+        self, directory: Path, config: CheckpointConfig, agree: Callable[[int], int] = lambda late: late
+    ) -> None:
+        """`agree`: clocks differ, so several processes must agree on whether it is time to save; see hosts.py."""
+        self._agree = agree
         self._directory = directory.absolute()
         self._config = config
         self._damage: dict[int, str | None] = {}  # what was found in those that were checked
@@ -85,10 +89,14 @@ class Checkpoints:
 
     def newest(self) -> int | None:
         """The newest checkpoint whose content is what was written, if there is any; says what it passes over."""
-        found = self._find_newest() if jax.process_index() == 0 else None
-        if jax.process_count() > 1:
-            found = int(multihost_utils.broadcast_one_to_all(np.int32(-1 if found is None else found)))
-        self._step = None if found is None or found < 0 else found
+        found = self._find_newest() if hosts.is_first() else None
+        found = hosts.same_for_all(-1 if found is None else found)
+        self._step = None if found < 0 else found
+        if found >= 0 and not (self._directory / str(found)).is_dir():
+            raise UserError(
+                f"{self._directory / str(found)}, which process 0 sees, is not here; use a --workdir on a file system "
+                "that all hosts share"
+            )
         return self._step
 
     def choose(self, which: str) -> int:
@@ -105,7 +113,7 @@ class Checkpoints:
 
     def set_damaged_aside(self) -> None:
         """Moves what is damaged or unfinished out of the way; only for the one process that may write here."""
-        if jax.process_index() != 0 or not self._directory.is_dir():
+        if not hosts.is_first() or not self._directory.is_dir():
             return
         sealed.finish_deleting(self._directory)
         whole = self._find_newest()
@@ -154,11 +162,9 @@ class Checkpoints:
         """Whether a step is one to save after, by the config's steps or minutes."""
         if step % self._config.every_steps == 0 or not self._config.every_minutes:
             return step % self._config.every_steps == 0
-        late = time.monotonic() - self._saved_at >= 60 * self._config.every_minutes
-        if jax.process_count() > 1:
-            # Clocks differ: the first process decides for all.
-            late = bool(multihost_utils.broadcast_one_to_all(np.bool_(late)))
-        return late
+        late = self._agree(time.monotonic() - self._saved_at >= 60 * self._config.every_minutes)
+        # What is agreed on may be an answer from before the last save.
+        return bool(late) and step > (self._step or 0) + 1
 
     def save(self, state: TrainState, about: Saved) -> None:
         """Starts saving; the state may be given away at once. Does nothing if this step was the last to be saved."""
@@ -202,19 +208,19 @@ class Checkpoints:
         """In the background: waits until all is written, seals it, deletes what is no longer kept."""
         try:
             response.result()
-            if jax.process_index() == 0:
+            if hosts.is_first():
                 sealed.seal(self._directory, step)
         # Whatever the libraries call a full disk or a lost connection, it is a save that failed and is said to be one.
         except Exception as error:
             self._fail(step, error)
             return
         self._failure = None
-        if jax.process_index() == 0:
+        if hosts.is_first():
             display.say(f"step {step:,} is saved")
             self._thin_out()
 
     def _fail(self, step: int, error: Exception) -> None:
-        if jax.process_index() == 0:
+        if hosts.is_first():
             # What was written of it would only take the room that the next save needs.
             for folder in sealed.leftovers(self._directory):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -259,7 +265,7 @@ class Checkpoints:
 
     def _load(self, step: int, abstract: dict[str, Any]) -> dict[str, Any]:
         folder = self._directory / str(step)
-        if jax.process_index() == 0 and step not in self._damage:
+        if hosts.is_first() and step not in self._damage:
             self._damage[step] = sealed.find_damage(folder)
         if damage := self._damage.get(step):
             raise UserError(f"{folder} is damaged: {damage}")

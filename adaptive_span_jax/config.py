@@ -14,6 +14,7 @@ SOURCES = ("enwik8", "text8", "files", "stdlib")
 ATTENTION_PATHS = ("per_head", "plain")
 ON_FAILURE = ("continue", "stop")
 COMPUTE_DTYPES = ("float32", "bfloat16", "float64")
+MEMORY_DTYPES = ("", "float32", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +41,8 @@ class ModelConfig:
     dropout: float
     attention: str
     compute_dtype: str
+    memory_dtype: str
+    remat: bool
     mask_empty_memory: bool
 
 
@@ -58,6 +61,7 @@ class TrainConfig:
     """Batches, steps and the optimizer."""
 
     batch_size: int
+    batch_split: int
     segment: int
     steps: int
     learning_rate: float
@@ -65,6 +69,13 @@ class TrainConfig:
     cooldown_start: int
     clip: float
     max_bad_steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """How parameters are shared out over the devices."""
+
+    fsdp: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +125,7 @@ class Config:
     model: ModelConfig
     span: SpanConfig
     train: TrainConfig
+    mesh: MeshConfig
     evaluate: EvaluateConfig
     generate: GenerateConfig
     checkpoint: CheckpointConfig
@@ -217,11 +229,18 @@ def _rules(c: Config) -> list[tuple[str, Any, str, bool]]:
             f"it must be one of {', '.join(COMPUTE_DTYPES)}",
             c.model.compute_dtype in COMPUTE_DTYPES,
         ),
+        (
+            "model.memory_dtype",
+            c.model.memory_dtype,
+            "it must be empty (as config.model.compute_dtype), float32 or bfloat16",
+            c.model.memory_dtype in MEMORY_DTYPES,
+        ),
         ("span.kind", c.span.kind, f"it must be one of {', '.join(SPAN_KINDS)}", c.span.kind in SPAN_KINDS),
         ("span.limit", c.span.limit, "it must be between 1 and 2**20 positions", 1 <= c.span.limit <= 2**20),
         ("span.ramp", c.span.ramp, positive, c.span.ramp >= 1),
         ("span.penalty", c.span.penalty, "it must be 0 or more", c.span.penalty >= 0),
         ("train.batch_size", c.train.batch_size, positive, c.train.batch_size >= 1),
+        ("train.batch_split", c.train.batch_split, positive, c.train.batch_split >= 1),
         ("train.segment", c.train.segment, "it must be between 1 and 2**20 positions", 1 <= c.train.segment <= 2**20),
         ("train.steps", c.train.steps, positive, c.train.steps >= 1),
         ("train.learning_rate", c.train.learning_rate, "it must be above 0", c.train.learning_rate > 0),
@@ -229,6 +248,7 @@ def _rules(c: Config) -> list[tuple[str, Any, str, bool]]:
         ("train.cooldown_start", c.train.cooldown_start, "it must be 0 (never) or more", c.train.cooldown_start >= 0),
         ("train.clip", c.train.clip, "it must be above 0", c.train.clip > 0),
         ("train.max_bad_steps", c.train.max_bad_steps, positive, c.train.max_bad_steps >= 1),
+        ("mesh.fsdp", c.mesh.fsdp, positive, c.mesh.fsdp >= 1),
         ("evaluate.streams", c.evaluate.streams, positive, c.evaluate.streams >= 1),
         ("evaluate.every_steps", c.evaluate.every_steps, positive, c.evaluate.every_steps >= 1),
         ("generate.length", c.generate.length, positive, c.generate.length >= 1),

@@ -2,12 +2,12 @@
 
 import dataclasses
 import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from adaptive_span_jax import user_cache
 from adaptive_span_jax.config import DataConfig
 from adaptive_span_jax.datasets import prepared
 from adaptive_span_jax.errors import UserError
@@ -141,9 +141,7 @@ def _ids(text: bytes | bytearray, vocabulary: tuple[bytes, ...]) -> np.ndarray:
 
 
 def _directory(data: DataConfig) -> Path:
-    if data.directory:
-        return Path(data.directory).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "adaptive_span_jax"
+    return Path(data.directory).expanduser() if data.directory else user_cache.directory()
 
 
 def _check_published_size(corpus: Corpus, data: DataConfig) -> None:

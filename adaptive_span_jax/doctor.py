@@ -48,7 +48,7 @@ def doctor(config: Config, directory: Path, expected: int) -> int:
         "computation": lambda: check_sum(sharding.make_mesh()),
         "workdir": lambda: check_workdir(config, directory),
         "data": lambda: check_data(config),
-        "training step": lambda: check_step(config, sharding.make_mesh()),
+        "training step": lambda: check_step(config, sharding.make_mesh(fsdp=config.mesh.fsdp)),
     }
     failures = 0
     for name, check in checks.items():
@@ -108,7 +108,7 @@ def check_sum(mesh: Mesh) -> str:
 def check_workdir(config: Config, directory: Path) -> str:
     """Whether runs can be kept there, and whether there is room."""
     workdir.make_workdir(directory)
-    needed = sharding.total_bytes(plan.abstract(config, sharding.make_mesh())[0])
+    needed = sharding.total_bytes(plan.abstract(config, sharding.make_mesh(fsdp=config.mesh.fsdp))[0])
     workdir.check_space(directory, needed, config.checkpoint.keep)
     free = shutil.disk_usage(directory).free
     return f"{directory} can be written, {display.size(free)} free, a checkpoint takes {display.size(needed)}"
@@ -124,7 +124,7 @@ def check_data(config: Config) -> str:
 
 def check_step(config: Config, mesh: Mesh) -> str:
     """How long compiling the training step takes here."""
-    sharding.check_streams(mesh, config.train.batch_size, "config.train.batch_size")
+    sharding.check_streams(mesh, config.train.batch_size, config.train.batch_split)
     started = time.perf_counter()
     with display.waiting("compiling the training step"):
         plan.lower(config, mesh).compile()

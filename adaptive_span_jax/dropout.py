@@ -18,22 +18,29 @@ import jax.numpy as jnp
 _SPREAD = 0x9E3779B1
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["word"], meta_fields=["rate"])
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["word", "stream_B"], meta_fields=["rate"])
 @dataclasses.dataclass(frozen=True)
 class Dropout:
     """The dropout of one place in the network; `at` narrows it down, `scale` draws it."""
 
     rate: float
     word: jax.Array
+    stream_B: jax.Array | None = None  # the streams' numbers, where they are not all streams in order
 
     @classmethod
-    def create(cls, rate: float, seed: jax.Array | int, step: jax.Array | int) -> "Dropout":
+    def create(
+        cls, rate: float, seed: jax.Array | int, step: jax.Array | int, stream_B: jax.Array | None = None
+    ) -> "Dropout":
         """The dropout of one training step."""
-        return cls(rate, jnp.uint32(0)).at(seed).at(step)
+        return cls(rate, jnp.uint32(0), stream_B).at(seed).at(step)
 
     def at(self, index: jax.Array | int) -> "Dropout":
         """The dropout of one part (a layer, a place in it) or, given an array of indices, of each of its elements."""
-        return Dropout(self.rate, _fold(self.word, jnp.asarray(index)))
+        return dataclasses.replace(self, word=_fold(self.word, jnp.asarray(index)))
+
+    def streams(self, count: int) -> jax.Array:
+        """The numbers of the `count` streams that are worked on."""
+        return jnp.arange(count) if self.stream_B is None else self.stream_B
 
     def scale(self) -> jax.Array:
         """0 where dropped, 1 / (1 − rate) where kept, for every element that `at` has told apart."""

@@ -5,10 +5,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from adaptive_span_jax import corpus as corpora
-from adaptive_span_jax import display, flops, sharding, span, workdir
+from adaptive_span_jax import display, flops, hosts, sharding, span, workdir
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.finished_model import FinishedModel
 from adaptive_span_jax.score import PROTOCOLS, make_finished_step, score_finished
@@ -17,6 +15,7 @@ from adaptive_span_jax.trained_model import load_params
 
 def evaluate(config: Config, directory: Path, which: str) -> int:
     """Scores dev and test, prints a table and writes `evaluation.json`; answers the exit code."""
+    hosts.on_first("data", lambda: corpora.prepare(config.data))
     mesh = sharding.make_mesh()
     _, saved, params = load_params(directory, which, mesh)
     corpus = corpora.load(config.data)
@@ -48,6 +47,6 @@ def evaluate(config: Config, directory: Path, which: str) -> int:
     rows["average span"] = f"{average:.1f} positions"
     rows["FLOPS per token"] = f"{flops.paper_flops(config, average) / 1e6:.2f} million, in the paper's counting"
     display.show_block(f"Evaluation of {directory}, step {saved.step:,}", rows)
-    if jax.process_index() == 0:
+    if hosts.is_first():
         (directory / "evaluation.json").write_text(json.dumps(found, indent=2) + "\n")
     return 0

@@ -145,7 +145,8 @@ class FeedForward(nnx.Module):
         if dropout is None:
             inner_BTF = jax.nn.relu(inner_BTF)
         else:
-            stream_B11, position_1T1, unit_11F = jnp.ogrid[tuple(slice(size) for size in inner_BTF.shape)]
+            _, position_1T1, unit_11F = jnp.ogrid[tuple(slice(size) for size in inner_BTF.shape)]
+            stream_B11 = dropout.streams(inner_BTF.shape[0])[:, None, None]
             inner_BTF = _relu_and_drop(inner_BTF, dropout.at(stream_B11).at(position_1T1).at(unit_11F))
         output_BTD = jnp.einsum("BTF,FD->BTD", inner_BTF, self.contract_FD[...].astype(dtype))
         return output_BTD + self.contract_bias_D[...].astype(dtype)[None, None, :]

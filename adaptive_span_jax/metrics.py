@@ -57,9 +57,15 @@ class Window:
 
 
 class MetricsLog:
-    """Appends to the logs of a run; on resuming, what was logged after the checkpoint is taken back first."""
+    """Appends to the logs of a run; on resuming, what was logged after the checkpoint is taken back first.
 
-    def __init__(self, workdir: Path, resumed_at: int):
+    Without a workdir nothing is written: another host does it.
+    """
+
+    def __init__(self, workdir: Path | None, resumed_at: int):
+        self._tensorboard: SummaryWriter | None = None
+        if workdir is None:
+            return
         self._metrics, self._spans = workdir / "metrics.jsonl", workdir / "spans.jsonl"
         for path in (self._metrics, self._spans):
             _take_back(path, resumed_at)
@@ -70,12 +76,16 @@ class MetricsLog:
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         """One line and one TensorBoard point per number."""
+        if self._tensorboard is None:
+            return
         _append(self._metrics, {"step": step, **scalars})
         for name, value in scalars.items():
             self._tensorboard.add_scalar(name, value, step)
 
     def write_spans(self, step: int, z_LH: np.ndarray, ramp: int, limit: int) -> None:
         """The heads' spans: one line with z in positions, a histogram per layer, a heat map."""
+        if self._tensorboard is None:
+            return
         _append(self._spans, {"step": step, "z_LH": np.round(z_LH.astype(np.float64), 1).tolist()})
         for layer, z_H in enumerate(z_LH, start=1):
             self._tensorboard.add_histogram(f"span/layer_{layer:02d}", np.minimum(z_H + ramp, limit), step)
@@ -83,11 +93,13 @@ class MetricsLog:
 
     def write_text(self, step: int, name: str, text: str) -> None:
         """A remark, for TensorBoard's text page."""
-        self._tensorboard.add_text(name, text, step)
+        if self._tensorboard is not None:
+            self._tensorboard.add_text(name, text, step)
 
     def close(self) -> None:
         """Writes out what TensorBoard still holds."""
-        self._tensorboard.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
 
 
 class _Forgiving:

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import ArrayLike, DTypeLike
 
+from adaptive_span_jax import sharding
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.dropout import Dropout
 from adaptive_span_jax.layer import FeedForward, Layer, SpanAttention, uniform
@@ -68,9 +69,8 @@ def init(config: Config, vocabulary: int, key: jax.Array) -> Params:
 def init_memory(config: Config, streams: int) -> Memory:
     """The memory of streams that have seen nothing."""
     sizes = config.model
-    return Memory.zeros(
-        sizes.layers, streams, config.span.limit, config.train.segment, sizes.width, jnp.dtype(sizes.compute_dtype)
-    )
+    dtype = jnp.dtype(sizes.memory_dtype or sizes.compute_dtype)
+    return Memory.zeros(sizes.layers, streams, config.span.limit, config.train.segment, sizes.width, dtype)
 
 
 def apply(
@@ -80,26 +80,29 @@ def apply(
     filled = memory.filled if config.model.mask_empty_memory else None
     tokens_BT = jnp.asarray(tokens_BT)
     limit, segment = config.span.limit, tokens_BT.shape[1]
-    hidden_BTD = embed(config, params, tokens_BT)
+    common = sharding.whole({name: leaf for name, leaf in params.items() if name != LAYERS})
+    hidden_BTD = embed(config, common, tokens_BT)
 
     def read_layer(hidden_BTD: jax.Array, indexed: tuple[jax.Array, Params]) -> tuple[jax.Array, tuple]:
         index, layer_params = indexed
-        layer = make_layer(config, layer_params)
+        layer = make_layer(config, sharding.whole(layer_params))
         next_BTD, z_BTH = layer(
             hidden_BTD,
             memory.layer(index, limit, segment),  # not a scanned input: XLA would copy the whole memory
-            params["positions_SK"],
+            common["positions_SK"],
             filled=filled,
             dropout=dropout.at(index) if dropout else None,
         )
         return next_BTD, (hidden_BTD, layer.attention.penalty(z_BTH), z_BTH.mean(axis=(0, 1)), z_BTH.max(axis=(0, 1)))
 
+    if config.model.remat:
+        read_layer = jax.checkpoint(read_layer, prevent_cse=False)  # a scan's body is safe from that already
     layers = jnp.arange(config.model.layers)
     hidden_BTD, found = jax.lax.scan(read_layer, hidden_BTD, (layers, params[LAYERS]))
     inputs_LBTD, penalty_L, z_LH, furthest_z_LH = found
 
     inputs_LBTD, z_LH, furthest_z_LH = jax.lax.stop_gradient((inputs_LBTD, z_LH, furthest_z_LH))
-    return Prediction(output(params, hidden_BTD), inputs_LBTD, penalty_L.sum(), z_LH, furthest_z_LH)
+    return Prediction(output(common, hidden_BTD), inputs_LBTD, penalty_L.sum(), z_LH, furthest_z_LH)
 
 
 def embed(config: Config, params: Params, tokens_BT: ArrayLike) -> jax.Array:

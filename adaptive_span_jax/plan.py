@@ -79,8 +79,8 @@ def suggest(config: Config, machine: Machine, devices: list[jax.Device]) -> str:
 
 def compile_for(config: Config, machine: Machine, devices: list[jax.Device]) -> Fit:
     """Compiles the train step that `train.py` runs, from shapes and shardings alone."""
-    mesh = sharding.make_mesh(devices)
-    sharding.check_streams(mesh, config.train.batch_size, "config.train.batch_size")
+    mesh = sharding.make_mesh(devices, config.mesh.fsdp)
+    sharding.check_streams(mesh, config.train.batch_size, config.train.batch_split)
     state, _ = abstract(config, mesh)
     jax.config.update("jax_enable_compilation_cache", False)  # its time is to be known
     started, worked = time.perf_counter(), time.process_time()

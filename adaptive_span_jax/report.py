@@ -62,7 +62,7 @@ def report(directory: Path, which: str) -> int:
     config, saved, params = load_params(directory, which, sharding.make_mesh())
     corpus = corpora.load(config.data)
     workdir.check_same_run(directory, saved, config, corpus.fingerprint)
-    page = write_report(config, directory, corpus, params, saved.step)
+    page = write_report(config, directory, corpus, jax.device_get(params), saved.step)
     display.say(f"Wrote {page}")
     return 0
 
@@ -96,7 +96,7 @@ def collect(config: Config, directory: Path, corpus: Corpus, params: model.Param
     spans = [line for line in read_lines(directory / "spans.jsonl") if line["step"] <= step]
     result = read_result(directory, step) or {}
     evaluated = [line["dev_bits"] for line in metrics if "dev_bits" in line]
-    seen = observation.observe(config, jax.device_get(params), corpus)
+    seen = observation.observe(config, params, corpus)
     return Run(
         name=directory.resolve().name,
         config=config,

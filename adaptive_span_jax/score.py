@@ -68,7 +68,7 @@ def make_finished_step(finished: FinishedModel, mesh: Mesh) -> Callable:
         return cache, (jnp.where(chunk.scored_BT, nats_BT, 0).sum(), z_LH)
 
     at = finished.cache_sharding(finished.config.evaluate.streams, mesh)
-    return jax.jit(finished_step, donate_argnums=1, out_shardings=(at, None))
+    return jax.jit(finished_step, donate_argnums=1, out_shardings=(at, sharding.replicated(mesh)))
 
 
 def score_finished(

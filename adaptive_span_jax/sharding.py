@@ -1,11 +1,17 @@
 """Which array lives where. The only file that knows devices: everything else is written for whole arrays.
 
-Streams are independent of each other, so batches and memory are split by stream over the mesh and everything else is
-held by every device; the compiler adds up the gradients. Only the attention's loops, which the compiler would
-interrupt with a sum over devices at every turn, are told explicitly to work on each device's own streams
-(`per_device`).
+The mesh has two axes, `data` and `fsdp`. Streams are independent of each other, so batches and memory are split by
+stream over both. Parameters and optimizer state are the same for all of `data` and shared out over `fsdp` by one rule:
+
+    a matrix is split along its longest axis that fsdp divides (the first of equals); vectors stay whole;
+    the axis of stacked layers is never split.
+
+A layer's parameters are put together where they are used (`whole`); the compiler adds up the gradients. Only the
+attention's loops, which the compiler would interrupt with a sum over devices at every turn, are told explicitly to work
+on each device's own streams (`per_device`).
 """
 
+import functools
 import math
 import os
 from collections.abc import Callable
@@ -13,6 +19,8 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from adaptive_span_jax.errors import UserError
@@ -20,7 +28,9 @@ from adaptive_span_jax.memory import Memory
 
 Tree = TypeVar("Tree")
 
-DATA_AXIS = "data"
+DATA, FSDP = "data", "fsdp"
+# Streams are split over all devices.
+STREAMS = (DATA, FSDP)
 
 # Instead of the number of an array's axis of streams: it is the same on every device, or to be summed over them.
 SAME, SUM = "same", "sum"
@@ -30,22 +40,30 @@ def use_cpu_cores(streams: int) -> None:
     """Where there is no accelerator, makes one device of every core, as far as the streams go round evenly.
 
     XLA runs much of a program, batched small products above all, on one core per device. Call it before anything else.
+    JAX_NUM_CPU_DEVICES in the environment decides where it is set.
     """
+    if "JAX_NUM_CPU_DEVICES" in os.environ:
+        return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     jax.config.update("jax_num_cpu_devices", max(n for n in range(1, cores + 1) if streams % n == 0))
 
 
-def make_mesh(devices: list[jax.Device] | None = None) -> Mesh:
-    """All devices along one axis, `data`."""
+def make_mesh(devices: list[jax.Device] | None = None, fsdp: int = 1) -> Mesh:
+    """All devices: data × fsdp of them, neighbours along fsdp."""
     devices = devices or jax.devices()
-    return jax.make_mesh((len(devices),), (DATA_AXIS,), axis_types=(AxisType.Auto,), devices=devices)
+    if len(devices) % fsdp:
+        raise UserError(f"config.mesh.fsdp is {fsdp}, which does not divide the {len(devices)} devices")
+    shape = (len(devices) // fsdp, fsdp)
+    return jax.make_mesh(shape, (DATA, FSDP), axis_types=(AxisType.Auto,) * 2, devices=devices)
 
 
-def check_streams(mesh: Mesh, streams: int, field: str) -> None:
-    """Refuses a number of streams that cannot be shared out evenly."""
-    if streams % mesh.size:
+def check_streams(mesh: Mesh, streams: int, groups: int) -> None:
+    """Refuses a number of training streams that cannot be shared out evenly."""
+    if streams % (mesh.size * groups):
+        split = f" in {groups} groups each (config.train.batch_split)" if groups > 1 else ""
         raise UserError(
-            f"{field} is {streams}, which {mesh.size} devices cannot share evenly; make it a multiple of {mesh.size}"
+            f"config.train.batch_size is {streams}, which {mesh.size} devices cannot share evenly{split}; "
+            f"make it a multiple of {mesh.size * groups}"
         )
 
 
@@ -58,7 +76,24 @@ def by_stream(mesh: Mesh, streams: int, axis: int = 0) -> NamedSharding:
     """The axis of streams is split over the devices; too few to go round evenly are held by every device."""
     if streams % mesh.size:
         return replicated(mesh)
-    return NamedSharding(mesh, PartitionSpec(*[None] * axis, DATA_AXIS))
+    return NamedSharding(mesh, _spec(axis))
+
+
+def shared_out(mesh: Mesh, shape: tuple[int, ...], stacked: bool) -> NamedSharding:
+    """Where a parameter or its optimizer state lies; `stacked`: its first axis counts layers."""
+    layers, own = shape[: int(stacked)], shape[int(stacked) :]
+    return NamedSharding(mesh, PartitionSpec(*[None] * len(layers), *_shared_axes(mesh.shape[FSDP], own)))
+
+
+def whole(params: Tree) -> Tree:
+    """The same parameters, each put together on every device; their gradients are shared out again at once.
+
+    For parameters without the axis of layers, while tracing `on_mesh`.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.shape[FSDP] == 1:
+        return params
+    return jax.tree.map(lambda leaf: _gather(PartitionSpec(*_shared_axes(mesh.shape[FSDP], leaf.shape)), leaf), params)
 
 
 def memory_sharding(mesh: Mesh, streams: int) -> Any:
@@ -68,8 +103,23 @@ def memory_sharding(mesh: Mesh, streams: int) -> Any:
 
 
 def place_segment(mesh: Mesh, segment: Tree) -> Tree:
-    """Puts a segment's arrays on the devices, split by stream."""
-    return jax.device_put(segment, jax.tree.map(lambda leaf: _segment_sharding(mesh, leaf), segment))
+    """Puts a segment's arrays on the devices, split by stream. Each host has the whole and places its own part."""
+    return jax.tree.map(lambda array: _place(array, by_stream(mesh, array.shape[0])), segment)
+
+
+def group(array: jax.Array, axis: int, groups: int, number: jax.Array | int) -> jax.Array:
+    """One of several equal groups of streams, `axis` counting streams; every device gives a share of its own."""
+    before, after = array.shape[:axis], array.shape[axis + 1 :]
+    grouped = array.reshape(*before, _devices(), groups, -1, *after)
+    part = jax.lax.dynamic_index_in_dim(grouped, number, axis + 1, keepdims=False)
+    return _split_by_stream(part.reshape(*before, -1, *after), axis)
+
+
+def join_groups(parts: jax.Array, axis: int) -> jax.Array:
+    """All streams again, from their groups stacked along a new first axis; `axis` counts streams in each of them."""
+    groups, *shape = parts.shape
+    parts = parts.reshape(groups, *shape[:axis], _devices(), -1, *shape[axis + 1 :])
+    return _split_by_stream(jnp.moveaxis(parts, 0, axis + 1).reshape(*shape[:axis], -1, *shape[axis + 1 :]), axis)
 
 
 def total_bytes(tree: Any) -> int:
@@ -99,13 +149,12 @@ def per_device(function: Callable, streams: int, axes: Any, out_axes: Any) -> Ca
     `axes` has the structure of the arguments, `out_axes` that of the result: for each array the number of its axis of
     streams, or SAME or SUM.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1 or streams % mesh.size:
+    if _devices() == 1 or streams % _devices():
         return function
 
     def summed(*arguments: Any) -> Any:
         found = function(*arguments)
-        return jax.tree.map(lambda axis, x: jax.lax.psum(x, DATA_AXIS) if axis == SUM else x, out_axes, found)
+        return jax.tree.map(lambda axis, x: jax.lax.psum(x, STREAMS) if axis == SUM else x, out_axes, found)
 
     return jax.shard_map(
         summed, in_specs=jax.tree.map(_spec, axes), out_specs=jax.tree.map(_spec, out_axes), check_vma=False
@@ -113,8 +162,41 @@ def per_device(function: Callable, streams: int, axes: Any, out_axes: Any) -> Ca
 
 
 def _spec(axis: int | str) -> PartitionSpec:
-    return PartitionSpec() if isinstance(axis, str) else PartitionSpec(*[None] * axis, DATA_AXIS)
+    return PartitionSpec() if isinstance(axis, str) else PartitionSpec(*[None] * axis, STREAMS)
 
 
-def _segment_sharding(mesh: Mesh, leaf: Any) -> NamedSharding:
-    return by_stream(mesh, leaf.shape[0]) if leaf.ndim else replicated(mesh)
+def _devices() -> int:
+    """How many devices the program being traced is for."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else mesh.size
+
+
+def _split_by_stream(array: jax.Array, axis: int) -> jax.Array:
+    return array if _devices() == 1 else jax.lax.with_sharding_constraint(array, _spec(axis))
+
+
+def _shared_axes(fsdp: int, shape: tuple[int, ...]) -> list[str | None]:
+    """The rule by which parameters are shared out."""
+    fitting = [axis for axis, size in enumerate(shape) if size % fsdp == 0]
+    if fsdp == 1 or len(shape) < 2 or not fitting:
+        return []
+    longest = max(fitting, key=lambda axis: shape[axis])
+    return [FSDP if axis == longest else None for axis in range(len(shape))]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gather(spec: PartitionSpec, parameter: jax.Array) -> jax.Array:
+    return jax.lax.with_sharding_constraint(parameter, PartitionSpec())
+
+
+# Without this the compiler might keep every device's gradient whole until the update.
+_gather.defvjp(
+    lambda spec, parameter: (_gather(spec, parameter), None),
+    lambda spec, _, gradient: (jax.lax.with_sharding_constraint(gradient, spec),),
+)
+
+
+def _place(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    parts = sharding.addressable_devices_indices_map(array.shape)
+    placed = jax.device_put([array[index] for index in parts.values()], list(parts))
+    return jax.make_array_from_single_device_arrays(array.shape, sharding, placed)

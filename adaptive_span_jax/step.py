@@ -53,22 +53,69 @@ def make_train_step(
     def train_step(state: TrainState, segment: Segment) -> tuple[TrainState, Metrics]:
         rate = config.model.dropout
         dropout = Dropout.create(rate, config.seed, state.step) if rate else None
-        gradient = jax.grad(functools.partial(objective, config), has_aux=True)
         with sharding.on_mesh(mesh):
-            gradients, (prediction, nats, penalty_nats) = gradient(state.params, segment, state.memory, dropout)
+            gradients, found = _gradients(config, state.params, segment, state.memory, dropout)
         # One number that is none would spoil every parameter for good, so such a step is left out; the run goes on
         # with the next segment, from the memory before. To Adagrad a gradient of zero is no step at all: parameters and
         # sums stay as they are, to the last bit, and the schedule stays in step with the steps.
-        good = jnp.isfinite(nats + optax.tree.norm(gradients))
+        good = jnp.isfinite(found.nats + optax.tree.norm(gradients))
         gradients = jax.tree.map(lambda g: jnp.where(good, g, 0), gradients)
         updates, opt_state = optimizer.update(gradients, state.opt_state)
         params: Any = span.project(optax.apply_updates(state.params, updates))
-        memory = state.memory.advance(prediction.inputs_LBTD, config.span.limit, good)
-        cost = flops.cost(config, prediction.furthest_z_LH)
-        metrics = Metrics(nats, penalty_nats, schedule(state.step), prediction.z_LH, cost, good)
+        memory = state.memory.advance(found.inputs_LBTD, config.span.limit, good)
+        cost = flops.cost(config, found.furthest_z_LH)
+        metrics = Metrics(found.nats, found.penalty_nats, schedule(state.step), found.z_LH, cost, good)
         return TrainState(state.step + 1, params, opt_state, memory), metrics
 
-    return jax.jit(train_step, donate_argnums=0, out_shardings=(_placement(state), None))
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(_placement(state), sharding.replicated(mesh)))
+
+
+class _Found(NamedTuple):
+    """What a step needs of the prediction besides the gradients."""
+
+    nats: jax.Array
+    penalty_nats: jax.Array
+    z_LH: jax.Array
+    furthest_z_LH: jax.Array
+    inputs_LBTD: jax.Array
+
+
+def _gradients(
+    config: Config, params: model.Params, segment: Segment, memory: Memory, dropout: Dropout | None
+) -> tuple[model.Params, _Found]:
+    """The objective's gradients over all streams, taken in `train.batch_split` groups of them, one after the other.
+
+    Groups are of one size, and the objective is a mean over streams: the mean over groups is the same.
+    """
+    gradient = jax.grad(functools.partial(objective, config), has_aux=True)
+    groups, streams = config.train.batch_split, segment.tokens_BT.shape[0]
+
+    def read(segment: Segment, memory: Memory, dropout: Dropout | None) -> tuple[model.Params, _Found]:
+        gradients, (prediction, nats, penalty_nats) = gradient(params, segment, memory, dropout)
+        found = (prediction.z_LH, prediction.furthest_z_LH, prediction.inputs_LBTD)
+        return gradients, _Found(nats, penalty_nats, *found)
+
+    def read_group(sum_of_gradients: model.Params, number: jax.Array) -> tuple[model.Params, _Found]:
+        def part(array: Any, axis: int = 0) -> Any:
+            return sharding.group(array, axis, groups, number)
+
+        gradients, found = read(
+            Segment(part(segment.tokens_BT), part(segment.targets_BT)),
+            memory._replace(hidden_LBMD=part(memory.hidden_LBMD, axis=1)),
+            dropout and dataclasses.replace(dropout, stream_B=part(jnp.arange(streams))),
+        )
+        return jax.tree.map(jnp.add, sum_of_gradients, gradients), found
+
+    if groups == 1:
+        return read(segment, memory, dropout)
+    total, found = jax.lax.scan(read_group, jax.tree.map(jnp.zeros_like, params), jnp.arange(groups))
+    return jax.tree.map(lambda g: g / groups, total), _Found(
+        found.nats.mean(),
+        found.penalty_nats.mean(),
+        found.z_LH.mean(axis=0),
+        found.furthest_z_LH.max(axis=0),
+        sharding.join_groups(found.inputs_LBTD, axis=1),
+    )
 
 
 def make_forget(state: TrainState) -> Callable[[TrainState], TrainState]:
@@ -95,7 +142,8 @@ def make_eval_step(config: Config, mesh: Mesh) -> EvalStep:
         memory = memory.advance(prediction.inputs_LBTD, config.span.limit, jnp.isfinite(nats_BT.sum()))
         return memory, (jnp.where(segment.scored_BT, nats_BT, 0).sum(), prediction.z_LH)
 
-    return jax.jit(eval_step, donate_argnums=1)
+    placement = (sharding.memory_sharding(mesh, config.evaluate.streams), sharding.replicated(mesh))
+    return jax.jit(eval_step, donate_argnums=1, out_shardings=placement)
 
 
 def _placement(state: TrainState) -> TrainState:

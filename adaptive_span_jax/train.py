@@ -6,11 +6,27 @@ import time
 from collections import deque
 from pathlib import Path
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from adaptive_span_jax import (
+    STARTED,
+    display,
+    doctor,
+    health,
+    hosts,
+    loss,
+    model,
+    peak,
+    report,
+    result,
+    sharding,
+    span,
+    step,
+    workdir,
+)
 from adaptive_span_jax import corpus as corpora
-from adaptive_span_jax import display, doctor, health, loss, model, report, result, sharding, span, step, workdir
 from adaptive_span_jax.bad_steps import BadSteps
 from adaptive_span_jax.checkpoint import Checkpoints, Saved, versions
 from adaptive_span_jax.config import Config
@@ -33,16 +49,17 @@ def train(config: Config, directory: Path, command: str) -> int:
 
 
 def _train(config: Config, directory: Path, command: str) -> int:
+    hosts.on_first("data", lambda: corpora.prepare(config.data))
     corpus = corpora.load(config.data)
     doctor.same_on_all_hosts("text", corpus.fingerprint)
-    mesh = sharding.make_mesh()
-    sharding.check_streams(mesh, config.train.batch_size, "config.train.batch_size")
+    mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
+    sharding.check_streams(mesh, config.train.batch_size, config.train.batch_split)
     streams = Streams(corpus.train, config.train.batch_size, config.train.segment, config.seed)
     optimizer = make_optimizer(config.train)
     abstract = abstract_state(config, len(corpus.vocabulary), optimizer, mesh)
     workdir.check_space(directory, sharding.total_bytes(abstract), config.checkpoint.keep)
 
-    checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint)
+    checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint, hosts.Agreement(mesh))
     checkpoints.set_damaged_aside()
     newest = checkpoints.newest()
     symbols = b"".join(corpus.vocabulary).decode("latin-1")
@@ -56,7 +73,7 @@ def _train(config: Config, directory: Path, command: str) -> int:
         result.show_result(directory, finished, command)
         return 0
 
-    with Interrupt() as interrupt, checkpoints:
+    with Interrupt(hosts.Agreement(mesh)) as interrupt, checkpoints:
         if saved.step:
             state = checkpoints.restore(saved.step, abstract)
         else:
@@ -64,26 +81,27 @@ def _train(config: Config, directory: Path, command: str) -> int:
             if config.init_from:
                 params = load_pretrained(config, corpus.vocabulary, abstract.params)
                 state = dataclasses.replace(state, params=params)
-        workdir.write_config(directory, config)
+        if hosts.is_first():
+            workdir.write_config(directory, config)
         entropy = order2_bits(corpus.train)
         _show_start(config, directory, corpus, entropy, mesh, state, saved)
 
         train_step = step.make_train_step(config, optimizer, state, mesh)
         eval_step = step.make_eval_step(config, mesh)
         forget = step.make_forget(state)
-        log = MetricsLog(directory, resumed_at=saved.step)
+        log = MetricsLog(directory if hosts.is_first() else None, resumed_at=saved.step)
         window, recent = Window(), deque[float](maxlen=50)
         bad_steps = BadSteps(config, saved.bad_steps)
-        started, position, running = time.perf_counter(), saved.position, None
+        started, position, reached, running = time.perf_counter(), saved.position, saved.step, None
 
         def about(dev: Score | None = None) -> Saved:
             return dataclasses.replace(
                 saved,
-                step=int(state.step),
+                step=reached,
                 position=position,
                 seconds=saved.seconds + time.perf_counter() - started,
                 config=dataclasses.asdict(config),
-                learning_rate=float(make_schedule(config.train)(state.step)),
+                learning_rate=float(make_schedule(config.train)(reached)),
                 bad_steps=bad_steps.total,
                 dev_bits=dev.bits if dev else None,
                 versions=versions(),
@@ -105,7 +123,7 @@ def _train(config: Config, directory: Path, command: str) -> int:
         dev = None
         with display.TrainingProgress(saved.step, config.train.steps, config.log.every_steps) as progress:
             for number in range(saved.step + 1, config.train.steps + 1):
-                if interrupt.signal:
+                if interrupt.poll():
                     break
                 checkpoints.check()
                 fetching = time.perf_counter()
@@ -115,17 +133,21 @@ def _train(config: Config, directory: Path, command: str) -> int:
                 if position.fresh:
                     state = forget(state)
                 state, metrics = train_step(state, placed)
-                position = after
+                position, reached = after, number
 
                 # Only now, with this step under way, is the one before waited for: devices never wait for the host.
                 if running is not None:
-                    done = number - 1
+                    done, running = number - 1, jax.device_get(running)
                     bad_steps.count(done, bool(running.good))
                     window.add(float(running.nats))
                     recent.append(float(running.nats))
+                    if done == saved.step + 1:
+                        startup = time.perf_counter() - STARTED
+                        display.say(f"first step done {startup:.1f} s after the start of the program")
+                        log.write(done, {"startup_seconds": startup})
                     progress.show(done, _describe(config, corpus, window, recent, running))
                     if done % config.log.every_steps == 0:
-                        _log(config, log, done, window, running, bad_steps.total)
+                        _log(config, log, done, window, running, mesh, bad_steps.total)
                         window = Window()
                 running, dev = metrics, None
 
@@ -142,13 +164,13 @@ def _train(config: Config, directory: Path, command: str) -> int:
                     checkpoints.save(state, about(dev))
 
         if running is not None:
-            bad_steps.count(int(state.step), bool(running.good))
+            bad_steps.count(reached, bool(running.good))
         checkpoints.save(state, about())
         checkpoints.finish()
         log.close()
         seconds = about().seconds
         if interrupt.signal:
-            display.say(f"Stopped. Step {int(state.step):,} is saved in {directory}; to go on: {command}")
+            display.say(f"Stopped. Step {reached:,} is saved in {directory}; to go on: {command}")
             return interrupt.exit_code
         dev = dev or evaluate(corpus.dev, "dev")
         test = evaluate(corpus.test, "test")
@@ -157,8 +179,10 @@ def _train(config: Config, directory: Path, command: str) -> int:
             return interrupt.exit_code
 
     finished = result.make_result(config, corpus, dev, test, entropy, seconds)
-    result.write_result(directory, finished)
-    report.write_report(config, directory, corpus, state.params, config.train.steps)
+    params = hosts.gathered(state.params)
+    if hosts.is_first():
+        result.write_result(directory, finished)
+        report.write_report(config, directory, corpus, params, config.train.steps)
     result.show_result(directory, finished, command)
     return 0
 
@@ -177,24 +201,29 @@ def _describe(config: Config, corpus: Corpus, window: Window, recent: deque[floa
     )
 
 
-def _log(config: Config, log: MetricsLog, number: int, window: Window, metrics: step.Metrics, bad_steps: int) -> None:
+def _log(
+    config: Config, log: MetricsLog, number: int, window: Window, metrics: step.Metrics, mesh: Mesh, bad_steps: int
+) -> None:
     z_LH = np.asarray(metrics.z_LH)
     ramp, limit = config.span.ramp, config.span.limit
+    average = float(span.average_span(z_LH, ramp, limit))
     tokens = config.train.batch_size * config.train.segment / window.seconds_per_step
     scalars = {
         "train_bits": loss.bits(window.nats),
         "penalty_nats": float(metrics.penalty_nats),
         "learning_rate": float(metrics.learning_rate),
-        "average_span": float(span.average_span(z_LH, ramp, limit)),
+        "average_span": average,
         "longest_span": float(span.longest_span(z_LH, ramp, limit)),
         "bad_steps": bad_steps,
         "far_tiles": float(metrics.cost.far_tiles),
         "multiply_adds_per_token": float(metrics.cost.executed),
         "published_multiply_adds_per_token": float(metrics.cost.published),
         "tokens_per_second": tokens,
+        "tokens_per_second_per_device": tokens / mesh.size,
+        "flops_utilisation": peak.utilisation(config, average, tokens, list(mesh.devices.flat)),
         "input_share": window.input_share,
     }
-    # After a bad step some numbers are not numbers; JSON and histograms know none such.
+    # After a bad step some numbers are not numbers, which JSON and histograms do not know; nor is every device's peak.
     log.write(number, {name: value for name, value in scalars.items() if math.isfinite(value)})
     if np.isfinite(z_LH).all():
         log.write_spans(number, z_LH, ramp, limit)
@@ -216,7 +245,8 @@ def _show_start(
     display.show_block(
         "Adaptive span",
         {
-            "devices": f"{mesh.size} × {device.device_kind} ({device.platform}), mesh {dict(mesh.shape)}",
+            "devices": f"{mesh.size} × {device.device_kind} ({device.platform}), mesh {dict(mesh.shape)}"
+            + (f", {jax.process_count()} processes" if jax.process_count() > 1 else ""),
             "model": f"{model.parameter_count(state.params):,} parameters, {config.model.layers} layers, "
             f"{config.span.kind} spans of at most {config.span.limit:,} positions",
             "text": f"{corpus.name}: {parts} tokens (train + dev + test), fingerprint {corpus.fingerprint}",

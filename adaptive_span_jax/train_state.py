@@ -27,9 +27,10 @@ class TrainState:
 def abstract_state(config: Config, vocabulary: int, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
     """The state's shapes, types and shardings, without any values."""
     shapes = jax.eval_shape(lambda: _init(config, vocabulary, optimizer))
-    everywhere = sharding.replicated(mesh)
     shardings = dataclasses.replace(
-        jax.tree.map(lambda _: everywhere, shapes),
+        jax.tree_util.tree_map_with_path(
+            lambda path, leaf: sharding.shared_out(mesh, leaf.shape, _stacked(path)), shapes
+        ),
         memory=sharding.memory_sharding(mesh, config.train.batch_size),
     )
     return jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
@@ -45,3 +46,8 @@ def _init(config: Config, vocabulary: int, optimizer: optax.GradientTransformati
     params = model.init(config, vocabulary, jax.random.key(config.seed))
     memory = model.init_memory(config, config.train.batch_size)
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), memory)
+
+
+def _stacked(path: tuple) -> bool:
+    """Whether an array of the state has a leading axis of layers: parameters and what the optimizer keeps of them."""
+    return any(getattr(key, "key", None) == model.LAYERS for key in path)

@@ -7,9 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import jax
-
-from adaptive_span_jax import display, lock, sealed
+from adaptive_span_jax import display, hosts, lock, sealed
 from adaptive_span_jax.checkpoint import Saved
 from adaptive_span_jax.config import Config, differences
 from adaptive_span_jax.display import size
@@ -23,9 +21,12 @@ _FREE = (
     "config.evaluate.",
     "config.generate",
     "config.log.",
+    "config.mesh.",
     "config.model.attention:",
     "config.model.dropout:",
+    "config.model.remat:",
     "config.span.penalty:",
+    "config.train.batch_split:",
     "config.train.clip:",
     "config.train.cooldown_start:",
     "config.train.learning_rate:",
@@ -34,24 +35,20 @@ _FREE = (
     "config.train.warmup_steps:",
 )
 
+_SHARE = "use a directory on a file system that all hosts share"
+
 
 def make_workdir(workdir: Path) -> None:
-    """Creates the directory and proves that it can be written."""
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        probe = workdir / f".writable.{os.getpid()}"
-        probe.write_bytes(b"x")
-        probe.unlink()
-    except OSError as error:
-        raise UserError(
-            f"--workdir={workdir} cannot be written ({error.strerror}); name another directory with --workdir"
-        ) from error
+    """Creates the directory and proves that it can be written, and that all hosts see it."""
+    hosts.on_first("workdir", lambda: _prove_writable(workdir))
+    if not workdir.is_dir():
+        raise UserError(f"--workdir={workdir}, which process 0 has made, is not here: {_SHARE}")
 
 
 @contextlib.contextmanager
 def only_user(workdir: Path) -> Iterator[None]:
     """Keeps other runs out for as long as this process lives; on several hosts its first process does it for all."""
-    if jax.process_index() != 0:
+    if not hosts.is_first():
         yield
         return
     try:
@@ -105,3 +102,15 @@ def check_same_run(workdir: Path, saved: Saved, config: Config, fingerprint: str
             "another --workdir"
         )
     return changed
+
+
+def _prove_writable(workdir: Path) -> None:
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        probe = workdir / f".writable.{os.getpid()}"
+        probe.write_bytes(b"x")
+        probe.unlink()
+    except OSError as error:
+        raise UserError(
+            f"--workdir={workdir} cannot be written ({error.strerror}); name another directory with --workdir"
+        ) from error

@@ -32,6 +32,8 @@ def get_config() -> ConfigDict:
     config.model.dropout = 0.3  # on attention weights and on ReLU activations
     config.model.attention = "per_head"  # per_head (pays what each head reads) | plain (the same, slow and obvious)
     config.model.compute_dtype = "float32"  # float32 (published) | bfloat16 | float64 (exactness tests)
+    config.model.memory_dtype = ""  # what the memory is kept in: float32 | bfloat16; empty: as compute_dtype
+    config.model.remat = False  # compute a layer's activations again for its gradient instead of keeping them
     config.model.mask_empty_memory = False  # published: memory starts as zeros, and the zeros are attended to
 
     config.span = ConfigDict()
@@ -42,6 +44,7 @@ def get_config() -> ConfigDict:
 
     config.train = ConfigDict()
     config.train.batch_size = 64  # parallel streams, over all devices
+    config.train.batch_split = 1  # into this many groups, one after the other; changes nothing but the use of memory
     config.train.segment = 512  # positions of each stream per step
     config.train.steps = 600_000
     config.train.learning_rate = 0.07
@@ -49,6 +52,9 @@ def get_config() -> ConfigDict:
     config.train.cooldown_start = 0  # from this step on a tenth of the learning rate; 0: never
     config.train.clip = 0.03  # largest L2 norm of a parameter tensor's gradient in its update
     config.train.max_bad_steps = 10  # stop after so many steps in a row whose loss or gradient is not finite
+
+    config.mesh = ConfigDict()
+    config.mesh.fsdp = 1  # share parameters and optimizer state out over so many devices; must divide their number
 
     config.evaluate = ConfigDict()
     config.evaluate.streams = 8  # parallel streams of the evaluation, each starting from empty memory

@@ -168,7 +168,7 @@ def test_eight_devices_compute_what_one_computes():
     expected = jax.device_get(run(attention_per_head, arrays, z, None, ramp=32, rate=0.3))
     mesh = sharding.make_mesh()
     assert mesh.size == 8
-    by_stream, everywhere = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+    by_stream, everywhere = NamedSharding(mesh, PartitionSpec(sharding.STREAMS)), NamedSharding(mesh, PartitionSpec())
     placed = {
         name: jax.device_put(array, everywhere if name in ("key", "value", "positions") else by_stream)
         for name, array in arrays.items()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from adaptive_span_jax import sharding
 from adaptive_span_jax.config import ATTENTION_PATHS
 from tests.golden.replay import TOLERANCE, main, replay
 
@@ -14,6 +15,15 @@ FILES = sorted(Path(__file__).parent.glob("golden/*.npz"))
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_replay(path: Path, attention: str, x64):
     errors = replay(path, attention)
+    assert len(errors) > 50
+    assert {name: error for name, error in errors.items() if not error <= TOLERANCE} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ATTENTION_PATHS)
+@pytest.mark.parametrize("fsdp", [1, 2, 8])
+def test_replay_on_eight_devices(fsdp: int, attention: str, x64):
+    errors = replay(FILES[0], attention, sharding.make_mesh(fsdp=fsdp))
     assert len(errors) > 50
     assert {name: error for name, error in errors.items() if not error <= TOLERANCE} == {}
 

@@ -17,6 +17,8 @@ ALLOWED = {
     },
     "rich": {"display.py", "datasets/source.py", "datasets/builder.py"},
     "tensorflow_datasets": {"datasets/builder.py", "datasets/enwik8.py", "datasets/text8.py", "datasets/prepared.py"},
+    "jax.experimental": {"hosts.py", "doctor.py", "machine.py"},
+    "jax.distributed": {"hosts.py"},
     "tensorflow": set(),
     "torch": {"published_checkpoint.py"},
     "constriction": {"compress.py"},
@@ -39,6 +41,7 @@ NUMPY_ONLY = {
 FLOW = [
     *("errors", "config", "corpus", "segments", "dropout", "memory", "sharding", "span", "attention", "layer", "model"),
     *("loss", "optimizer", "train_state", "step", "head_reach", "key_value_cache", "finished_model", "score", "sealed"),
+    "hosts",
     *("checkpoint", "workdir", "pretrained", "machine", "roofline", "plan", "doctor", "train", "sampling"),
     *("trained_model", "evaluate", "generate", "compress"),
 ]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -28,12 +29,17 @@ from configs import base
 TOLERANCE = 1e-9
 
 
-def replay(path: Path, attention: str) -> dict[str, float]:
-    """The largest relative error of every quantity in a golden file, with one of the attentions. Needs 64-bit mode."""
+def replay(path: Path, attention: str, mesh: Mesh | None = None) -> dict[str, float]:
+    """The largest relative error of every quantity in a golden file, with one of the attentions. Needs 64-bit mode.
+
+    On several devices each has its own copy of the golden streams: all losses and gradients are means over streams.
+    """
+    mesh = mesh or sharding.make_mesh(jax.devices()[:1])
     golden = dict(np.load(path))
     published = json.loads(str(golden["config"]))
-    config = _config(published, attention, eval_streams=golden["eval_tokens"].shape[0])
-    mesh = sharding.make_mesh(jax.devices()[:1])
+    for name in ("tokens", "eval_tokens"):
+        golden[name] = np.tile(golden[name], (mesh.size, 1))
+    config = _config(published, attention, golden["tokens"].shape[0], golden["eval_tokens"].shape[0])
     optimizer = make_optimizer(config.train)
     state = create_state(config, published["vocab_size"], optimizer, mesh)
     params = from_published(_below(golden, "init/"), config.model.heads)
@@ -42,17 +48,21 @@ def replay(path: Path, attention: str) -> dict[str, float]:
         jax.tree.map(lambda leaf: leaf.sharding, state),
     )
     train_step = step.make_train_step(config, optimizer, state, mesh)
-    gradient = jax.jit(jax.grad(partial(step.objective, config), has_aux=True))
+
+    @jax.jit
+    def gradient(*arguments):
+        with sharding.on_mesh(mesh):
+            return jax.grad(partial(step.objective, config), has_aux=True)(*arguments)
 
     errors: dict[str, float] = {}
     nats, penalties, z_after = [], [], []
     for number in range(published["steps"]):
         first = number * config.train.segment
         tokens = golden["tokens"][:, first : first + config.train.segment + 1]
-        segment = Segment(tokens[:, :-1], tokens[:, 1:])
+        segment = sharding.place_segment(mesh, Segment(tokens[:, :-1], tokens[:, 1:]))
         if f"logprobs/{number}" in golden:
             errors |= _compare_gradients(gradient, state, segment, golden, number)
-        state, metrics = train_step(state, sharding.place_segment(mesh, segment))
+        state, metrics = train_step(state, segment)
         nats.append(float(metrics.nats))
         penalties.append(float(metrics.penalty_nats))
         if config.span.kind == "adaptive":
@@ -96,7 +106,7 @@ def main(arguments: list[str]) -> int:
     return 0 if worst <= TOLERANCE else 1
 
 
-def _config(published: dict, attention: str, eval_streams: int) -> Config:
+def _config(published: dict, attention: str, streams: int, eval_streams: int) -> Config:
     config = base.get_config()
     config.model.update(
         layers=published["nb_layers"],
@@ -114,7 +124,7 @@ def _config(published: dict, attention: str, eval_streams: int) -> Config:
         penalty=float(published["span_loss"]),
     )
     config.train.update(
-        batch_size=published["batch_size"],
+        batch_size=streams,
         segment=published["block_size"],
         steps=published["steps"],
         learning_rate=published["lr"],
@@ -128,7 +138,9 @@ def _config(published: dict, attention: str, eval_streams: int) -> Config:
 def _compare_gradients(gradient, state, segment: Segment, golden: dict, number: int) -> dict[str, float]:
     gradients, (prediction, _, _) = gradient(state.params, segment, state.memory, None)
     logprobs = jax.nn.log_softmax(prediction.logits_BTV)
-    errors = {f"log-probabilities of step {number}": _error(logprobs, golden[f"logprobs/{number}"])}
+    expected = golden[f"logprobs/{number}"]
+    copies = logprobs.shape[0] // expected.shape[0]
+    errors = {f"log-probabilities of step {number}": _error(logprobs, np.tile(expected, (copies, 1, 1)))}
     return errors | _compare_weights(f"grad/{number}", gradients, golden)
 
 
