@@ -12,7 +12,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -60,9 +59,8 @@ class Life:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         }
-        self._errors = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=self._errors, text=True
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         self.printed = ""
         self._lines: queue.Queue[str] = queue.Queue()
@@ -92,10 +90,7 @@ class Life:
         self._reader.join()
         assert self.process.stdout
         self.process.stdout.close()
-        self._errors.seek(0)
-        errors = self._errors.read()
-        self._errors.close()
-        assert "Traceback" not in errors, errors
+        assert "Traceback" not in self.printed, self.printed
         return self.process.returncode
 
     @property
