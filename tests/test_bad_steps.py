@@ -21,7 +21,7 @@ MAKE_MESH = sharding.make_mesh
 
 @pytest.fixture(autouse=True)
 def one_device(monkeypatch):
-    monkeypatch.setattr(sharding, "make_mesh", lambda: MAKE_MESH(jax.devices()[:1]))
+    monkeypatch.setattr(sharding, "make_mesh", lambda fsdp=1: MAKE_MESH(jax.devices()[:1]))
 
 
 @pytest.mark.parametrize("kind", ["adaptive", pytest.param("dynamic", marks=pytest.mark.slow)])

@@ -218,7 +218,7 @@ def test_a_failed_save_leaves_the_last_good_one_and_goes_on(tmp_path, state, cap
 
 def test_a_failed_save_stops_the_run_if_so_configured(tmp_path, monkeypatch, full_disk):
     mesh = one_device()
-    monkeypatch.setattr(sharding, "make_mesh", lambda: mesh)
+    monkeypatch.setattr(sharding, "make_mesh", lambda fsdp=1: mesh)
     fields = {"every_steps": 5, "on_failure": "stop"}
     assert train.train(tiny_config(train={"steps": 5}, checkpoint=fields), tmp_path, "command") == 0
     full_disk.append(True)

@@ -19,7 +19,7 @@ MAKE_MESH = sharding.make_mesh
 
 @pytest.fixture(autouse=True)
 def one_device(monkeypatch):
-    monkeypatch.setattr(sharding, "make_mesh", lambda: MAKE_MESH(jax.devices()[:1]))
+    monkeypatch.setattr(sharding, "make_mesh", lambda fsdp=1: MAKE_MESH(jax.devices()[:1]))
 
 
 def config_of(path, init_from="", **sections) -> Config:
@@ -38,7 +38,7 @@ def first_run(tmp_path_factory):
     directory = tmp_path_factory.mktemp("first")
     (directory / "text").write_bytes(b"abcd" * 1000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharding, "make_mesh", lambda: MAKE_MESH(jax.devices()[:1]))
+        patch.setattr(sharding, "make_mesh", lambda fsdp=1: MAKE_MESH(jax.devices()[:1]))
         assert train.train(config_of(directory / "text", train={"steps": 3}), directory, "command") == 0
     return directory
 

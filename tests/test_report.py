@@ -27,7 +27,7 @@ FIGURES = ("spans", "span_history", "attention", "cost", "training", "passage")
 @pytest.fixture
 def one_device(monkeypatch):
     make_mesh = sharding.make_mesh
-    monkeypatch.setattr(sharding, "make_mesh", lambda: make_mesh(jax.devices()[:1]))
+    monkeypatch.setattr(sharding, "make_mesh", lambda fsdp=1: make_mesh(jax.devices()[:1]))
 
 
 def random_params(config, vocabulary):

@@ -60,7 +60,7 @@ def test_page_looks_right_on_phone_and_desk_in_light_and_dark(tmp_path, monkeypa
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     executable = find_browser()
     make_mesh = sharding.make_mesh
-    monkeypatch.setattr(sharding, "make_mesh", lambda: make_mesh(jax.devices()[:1]))
+    monkeypatch.setattr(sharding, "make_mesh", lambda fsdp=1: make_mesh(jax.devices()[:1]))
     # A penalty this large is warned of, and a warning must fit the page as well.
     config = tiny_config(span={"kind": "dynamic", "penalty": 1.0}, train={"steps": 12}, log={"every_steps": 2})
     assert train.train(config, tmp_path, "command") == 0
