@@ -42,8 +42,8 @@ FLOW = [
     *("errors", "config", "corpus", "segments", "dropout", "memory", "sharding", "span", "attention", "layer", "model"),
     *("loss", "optimizer", "train_state", "step", "head_reach", "key_value_cache", "finished_model", "score", "sealed"),
     "hosts",
-    *("checkpoint", "workdir", "pretrained", "machine", "roofline", "plan", "doctor", "train", "sampling"),
-    *("trained_model", "evaluate", "generate", "compress"),
+    *("checkpoint", "workdir", "pretrained", "machine", "roofline", "plan", "doctor", "sampling", "trained_model"),
+    *("health", "observation", "report", "train", "evaluate", "generate", "compress"),
 ]
 
 
