@@ -43,6 +43,7 @@ def span_sweep(points: Sequence[Point], unit: str) -> Drawing:
         panel.xaxis.set_major_locator(FixedLocator(sorted({point.limit for point in points})))
         panel.xaxis.set_minor_locator(NullLocator())
         panel.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        panel.margins(y=0.12)
         panel.set(xlabel="limit S (positions)", ylabel=label)
     axes[1].set_yscale("log", base=2)
     axes[1].yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
