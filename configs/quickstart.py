@@ -1,9 +1,10 @@
-"""About three and a half minutes on 2 cores: a small adaptive-span Transformer on the source text of Python's library.
+"""Under four minutes on 2 cores: a small adaptive-span Transformer on the source text of Python's library.
 
     python main.py
 
-Expected with Python 3.11.7 (the text is the library's own source, so other versions differ): 2.24 dev / 2.47 test bits
-per byte, beside an order-2 entropy of 2.36; spans of 33 to 51 positions.
+Expected with Python 3.11.7 (the text is the library's own source, so other versions differ): 2.14 dev / 2.19 test bits
+per byte, beside an order-2 entropy of 2.48; spans of 33 to 46 positions. It reads a fifth of the text, a piece of every
+sixteenth of it.
 """
 
 from ml_collections import ConfigDict
@@ -15,7 +16,6 @@ def get_config() -> ConfigDict:
     """4 layers of width 128 with spans of up to 1024 positions; no download."""
     config = base.get_config()
     config.data.source = "stdlib"
-    config.data.max_bytes = 2_000_000  # what the run reads, one and a half times
 
     config.model.layers = 4
     config.model.width = 128
@@ -23,14 +23,13 @@ def get_config() -> ConfigDict:
     config.model.feedforward = 512
     config.model.dropout = 0.0
     config.span.limit = 1024
-    config.span.penalty = 2e-6
 
     config.train.batch_size = 16
     config.train.segment = 128
-    config.train.steps = 1300
+    config.train.steps = 1000
     config.train.warmup_steps = 100
 
-    config.evaluate.every_steps = 500
+    config.evaluate.every_steps = 1000
     config.checkpoint.every_steps = 100
     config.log.every_steps = 50
     return config
