@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from adaptive_span_jax import corpus, flops, model, observation, report, sharding, span, train
+from adaptive_span_jax import corpus, flops, model, observation, report, sharding, train
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.figures.attention import attention_patterns, short_and_long_head
 from adaptive_span_jax.figures.passage import passage_spans
@@ -148,10 +148,10 @@ def by_hand(config, params, layer, hidden_BTD, memory_BSD):
 
 def test_short_and_long_head_are_chosen_by_span_and_then_by_distance():
     weight_LHS = np.full((1, 4, 3), 1 / 3)
-    weight_LHS[0, 2] = [0.9, 0.05, 0.05]
+    weight_LHS[0, 1] = [0.9, 0.05, 0.05]
+    weight_LHS[0, 2] = [0, 0, 1]
     assert short_and_long_head(weight_LHS, np.array([[7.0, 9, 3, 5]])) == ((0, 2), (0, 1))
-    weight_LHS[0, 1] = [0, 0, 1]
-    assert short_and_long_head(weight_LHS, np.full((1, 4), 8.0)) == ((0, 2), (0, 1))
+    assert short_and_long_head(weight_LHS, np.full((1, 4), 8.0)) == ((0, 1), (0, 2))
 
 
 def test_a_full_length_model_can_be_drawn():
@@ -200,7 +200,7 @@ def test_sweep_draws_what_it_was_given(tmp_path):
     assert float(rows[1]["dev_bits"]) == pytest.approx(2.9744)
 
 
-def test_cost_of_a_fixed_model_is_the_papers():
+def test_cost_is_the_papers():
     from adaptive_span_jax.figures.cost import cost_by_limit
 
     config = tiny_config(span={"limit": 64, "kind": "fixed"})
@@ -209,4 +209,5 @@ def test_cost_of_a_fixed_model_is_the_papers():
     limits = [row[0] for row in rows]
     assert_array_equal(limits, 2 ** np.arange(6, 14))
     assert len({row[2] for row in rows}) == 1, "a model's own spans do not grow with the limit"
-    assert span.average_span(np.zeros((3, 2)), 5, 64) == 5
+    rows = cost_by_limit(tiny_config(span={"limit": 64}), np.full((3, 2), 20.0), np.full((3, 2), 20.0)).rows
+    assert {row[2] for row in rows} == {flops.paper_flops(config, 20 + config.span.ramp)}

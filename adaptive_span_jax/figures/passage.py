@@ -16,10 +16,7 @@ def passage_spans(passage: bytes, span_T: np.ndarray, kind: str) -> Drawing:
         part = slice(row * _PER_ROW, (row + 1) * _PER_ROW)
         count = len(passage[part])
         panel.bar(range(count), span_T[part], color=BLUE, width=0.85)
-        # To matplotlib a dollar starts a formula.
-        panel.set_xticks(
-            range(count), [_shown(byte).replace("$", r"\$") for byte in passage[part]], family="DejaVu Sans Mono"
-        )
+        panel.set_xticks(range(count), [_shown(byte) for byte in passage[part]], family="DejaVu Sans Mono")
         panel.tick_params(axis="x", length=0)
         panel.grid(visible=False, axis="x")
         panel.set_xlim(-0.6, _PER_ROW - 0.4)
