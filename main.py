@@ -92,16 +92,16 @@ def _run(config: Config, name: str, directory: Path, command: str) -> int:
 
     if config.model.compute_dtype == "float64":
         jax.config.update("jax_enable_x64", True)
+    if _MODE.value == "plan":  # before anything asks for this machine's own devices
+        if not _TOPOLOGY.value:
+            raise UserError("--mode=plan needs --topology, e.g. --topology=v5e:2x4 or --topology=a100:8")
+        return plan.plan(config, _TOPOLOGY.value, name)
     user_cache.keep_compiled()
     if _MODE.value in ("train", "evaluate", "prepare", "doctor"):
         hosts.connect(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
     sharding.use_cpu_cores(config.train.batch_size)
     with hosts.together():
         match _MODE.value:
-            case "plan":
-                if not _TOPOLOGY.value:
-                    raise UserError("--mode=plan needs --topology, e.g. --topology=v5e:2x4 or --topology=a100:8")
-                return plan.plan(config, _TOPOLOGY.value, name)
             case "doctor":
                 return doctor.doctor(config, directory, _EXPECT_DEVICES.value)
             case "prepare":

@@ -21,8 +21,15 @@ from adaptive_span_jax.train_state import TrainState, abstract_state
 _CORPORA = {"enwik8": (205, 90_000_000), "text8": (28, 90_000_000)}
 _ANY_BYTES = 256
 
-# What may make a run fit, the least change of its numbers or speed first.
-_REMEDIES: tuple[dict[str, Any], ...] = ({"model.compute_dtype": "bfloat16"},)
+# What may make a run fit: first what leaves its numbers as they are, the likeliest first.
+_REMEDIES: tuple[dict[str, Any], ...] = (
+    {"model.remat": True},
+    {"train.batch_split": 2},
+    {"train.batch_split": 4},
+    {"model.remat": True, "train.batch_split": 4},
+    {"model.compute_dtype": "bfloat16"},
+    {"model.compute_dtype": "bfloat16", "model.remat": True, "train.batch_split": 4},
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +74,10 @@ def suggest(config: Config, machine: Machine, devices: list[jax.Device]) -> str:
     tried = []
     for remedy in _REMEDIES:
         changed = _changed(config, remedy)
-        if changed == config:
+        if changed == config or config.train.batch_size % (len(devices) * changed.train.batch_split):
             continue
         flags = " ".join(f"--config.{field}={value}" for field, value in remedy.items())
+        display.say(f"trying {flags}")
         found = compile_for(changed, machine, devices)
         if found.fits:
             return f"The smallest change that fits: {flags}, which takes {display.size(found.total)} of one chip."

@@ -40,7 +40,7 @@ class Estimate:
     """One training step at given spans."""
 
     multiply_adds: float  # on all chips
-    turns: int  # of the far loops, forwards and backwards; the chips take them side by side
+    turns: int  # of the far loops, in all passes of all groups of streams; the chips take them side by side
     seconds: float
 
     def tokens_per_second(self, config: Config) -> float:
@@ -71,13 +71,13 @@ def trained_profile(config: Config) -> np.ndarray:
     return np.minimum(profile_LH[rows][:, columns], config.span.limit)
 
 
-def step_multiply_adds(config: Config, z_LH: np.ndarray, *, remat: bool = False) -> float:
+def step_multiply_adds(config: Config, z_LH: np.ndarray) -> float:
     """Multiply-adds of one whole training step, forwards and backwards, of all streams."""
     # With z this low every head reads one position, so all beyond that cost is the far part's.
     lowest_LH = jnp.full(z_LH.shape, -config.span.ramp, jnp.float32)
     near = float(flops.executed_flops(config, lowest_LH))
     far = float(flops.executed_flops(config, jnp.asarray(z_LH, jnp.float32))) - near
-    again = 1 if remat else 0
+    again = int(config.model.remat)
     return config.train.batch_size * config.train.segment * ((3 + again) * near + (4 + again) * far)
 
 
@@ -87,7 +87,8 @@ def estimate(
     """One step at these spans; bytes are those of one chip."""
     multiply_adds = step_multiply_adds(config, z_LH)
     _, tiles_LHX = flops.far_tiles(config, jnp.asarray(z_LH, jnp.float32))
-    turns = 2 * int((tiles_LHX > 0).sum() + tiles_LHX.sum())
+    passes = config.train.batch_split * (2 + int(config.model.remat))
+    turns = passes * int((tiles_LHX > 0).sum() + tiles_LHX.sum())
     peak = chip.bfloat16_flops if config.model.compute_dtype == "bfloat16" else chip.float32_flops
     arithmetic = 2 * multiply_adds / chips / (peak * ARITHMETIC_SHARE)
     traffic = (8 * parameter_bytes + 2 * temporary_bytes) / (chip.bandwidth * BANDWIDTH_SHARE)

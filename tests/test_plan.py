@@ -72,25 +72,28 @@ def fit_of(total: int) -> plan.Fit:
 
 
 def test_the_first_change_that_fits_is_named(monkeypatch):
-    remedies = ({"train.batch_size": 6}, {"model.compute_dtype": "bfloat16"}, {"train.batch_size": 2})
+    # The first cannot be had: 4 streams do not go round 2 devices in 3 groups.
+    remedies = ({"train.batch_split": 3}, {"model.remat": True}, {"model.compute_dtype": "bfloat16"}, {"span.limit": 9})
     monkeypatch.setattr(plan, "_REMEDIES", remedies)
     tried = []
 
     def compile_for(config, machine, devices):
-        tried.append((config.train.batch_size, config.model.compute_dtype))
+        tried.append((config.model.remat, config.model.compute_dtype))
         return fit_of(20 * GIB if config.model.compute_dtype == "float32" else 10 * GIB)
 
     monkeypatch.setattr(plan, "compile_for", compile_for)
     machine = Machine.parse("v5e:2x4")
-    found = plan.suggest(tiny_config(train={"batch_size": 4}), machine, [])
+    devices = jax.devices()[:2]
+    found = plan.suggest(tiny_config(train={"batch_size": 4}), machine, devices)
     assert found == (
         "The smallest change that fits: --config.model.compute_dtype=bfloat16, which takes 10.0 GiB of one chip."
     )
-    assert tried == [(6, "float32"), (4, "bfloat16")]
+    assert tried == [(True, "float32"), (False, "bfloat16")]
     monkeypatch.setattr(plan, "compile_for", lambda *_: fit_of(30 * GIB))
+    monkeypatch.setattr(plan, "_REMEDIES", remedies[:3])
     config = tiny_config(train={"batch_size": 2}, model={"compute_dtype": "bfloat16"})
-    assert plan.suggest(config, machine, []) == (
-        "It would not fit with --config.train.batch_size=6 (30.0 GiB) either: use more chips."
+    assert plan.suggest(config, machine, devices) == (
+        "It would not fit with --config.model.remat=True (30.0 GiB) either: use more chips."
     )
 
 
