@@ -33,7 +33,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 import adaptive_span_jax
-from adaptive_span_jax import display, hosts, sealed
+from adaptive_span_jax import display, hosts, sealed, sharding
 from adaptive_span_jax.config import CheckpointConfig
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.model import Params
@@ -86,6 +86,7 @@ class Checkpoints:
     def __exit__(self, *_: object) -> None:
         # However the run ends, what is being written is brought to an end before another run may come.
         self._worker.shutdown()
+        self._remove_remains()
 
     def newest(self) -> int | None:
         """The newest checkpoint whose content is what was written, if there is any; says what it passes over."""
@@ -172,12 +173,13 @@ class Checkpoints:
         step = about.step
         if step == self._step:
             return
+        self._remove_remains()
         self._step, self._saved_at = step, time.monotonic()
         fields: Any = dataclasses.asdict(about) | {"position": about.position._asdict()}
         del fields["step"]
         arrays = {"params": state.params, "optimizer": state.opt_state, "memory": state.memory}
-        response: Any = None
         try:
+            self._check_room(arrays)
             response = ocp.save_checkpointables_async(
                 str(sealed.unfinished(self._directory, step)), arrays, custom_metadata=fields
             )
@@ -220,17 +222,28 @@ class Checkpoints:
             self._thin_out()
 
     def _fail(self, step: int, error: Exception) -> None:
-        if hosts.is_first():
-            # What was written of it would only take the room that the next save needs.
-            for folder in sealed.leftovers(self._directory):
-                shutil.rmtree(folder, ignore_errors=True)
         steps = sealed.sealed_steps(self._directory)
         safe = f"that of step {steps[-1]:,} is safe" if steps else "there is none yet"
         what = f"the checkpoint of step {step:,} could not be written to {self._directory} ({_reason(error)}); {safe}"
         self._failure = UserError(f"{what}. Make room and start the same command again")
         self._failure.__cause__ = error
+        self._remove_remains()
         if self._config.on_failure == "continue":
             display.say(f"warning: {what}. Training goes on; make room before the next one is due")
+
+    def _check_room(self, arrays: Any) -> None:
+        """A save that does not fit is not begun."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        fits = sharding.total_bytes(arrays) <= shutil.disk_usage(self._directory).free
+        if not hosts.same_for_all(fits):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _remove_remains(self) -> None:
+        """What a failed save has written takes the room that the next one needs. Threads of it may still be writing, so
+        this is tried again later."""
+        if self._failure is not None and hosts.is_first():
+            for folder in sealed.leftovers(self._directory):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _thin_out(self) -> None:
         """Keeps the newest few and the best."""
