@@ -1,8 +1,9 @@
 """The far part of per-head attention: distances beyond W, for the heads that reach them and only as far as they do.
 
-Heads are taken one after the other. A head reads key blocks, first those of its memory from the newest to the oldest
-it reaches, then those of the segment; each block is projected for this head alone, and meets the query blocks it is in
-reach of. Both loops have bounds that depend on the spans: cost follows them, and nothing is compiled again.
+Heads that reach so far are taken one after the other. A head reads key blocks, first those of its memory from the
+newest to the oldest it reaches, then those of the segment; each block is projected for this head alone, and meets the
+query blocks it is in reach of. All loops have bounds that depend on the spans: cost follows them, and nothing is
+compiled again.
 
     memory …│ block 1 │ block 0 ║ block 0 │ block 1 │ segment
              ◄──────── reach ───── query
@@ -51,12 +52,14 @@ def forward(inputs: Inputs, lanes: list[Inputs], ramp: int, near: list[softmax.R
 
         return jax.lax.fori_loop(*_query_blocks(inputs, block), read_queries, running)
 
-    def read_head(head: jax.Array, running: list[softmax.Running]) -> list[softmax.Running]:
+    def read_head(number: jax.Array, running: list[softmax.Running]) -> list[softmax.Running]:
+        head = order_H[number]
         running = _over_memory(inputs, head, reach_H[head], read_block, running)
         return _over_segment(inputs, head, reach_H[head], read_block, running)
 
     reach_H = _reach(inputs, ramp)
-    return jax.lax.fori_loop(0, reach_H.size, read_head, near)
+    order_H, count = _far_heads(reach_H)
+    return jax.lax.fori_loop(0, count, read_head, near)
 
 
 def backward(
@@ -106,7 +109,8 @@ def backward(
             d_segment_BTD = jax.lax.dynamic_update_slice_in_dim(d_segment_BTD, old + d_hidden_BJD, block.first, axis=1)
         return d_weights_ED, d_segment_BTD, d_query, d_z, d_table_PK
 
-    def read_head(head: jax.Array, carry: tuple) -> tuple:
+    def read_head(number: jax.Array, carry: tuple) -> tuple:
+        head = order_H[number]
         d_key_DHK, d_value_DHK, *others = carry
         inner = (jnp.zeros((2 * width, d_key_DHK.shape[0]), exact), *others)
         for over, in_segment in ((_over_memory, False), (_over_segment, True)):
@@ -116,6 +120,7 @@ def backward(
         return _add(d_key_DHK, d_key_DK, head), _add(d_value_DHK, d_value_DK, head), *others
 
     reach_H = _reach(inputs, ramp)
+    order_H, count = _far_heads(reach_H)
     carry = (
         near.key_DHK,
         near.value_DHK,
@@ -124,7 +129,7 @@ def backward(
         split(near.z_BHT1, lanes),
         near.table_PK,
     )
-    carry = jax.lax.fori_loop(0, reach_H.size, read_head, carry)
+    carry = jax.lax.fori_loop(0, count, read_head, carry)
     d_key_DHK, d_value_DHK, d_segment_BTD, d_query, d_z, d_table_PK = carry
     return InputGradients(
         jnp.concatenate(d_query), d_segment_BTD, d_key_DHK, d_value_DHK, d_table_PK, jnp.concatenate(d_z)
@@ -134,6 +139,12 @@ def backward(
 def _reach(inputs: Inputs, ramp: int) -> jax.Array:
     """How far each head reads, over all its tokens."""
     return reach(inputs.z_BHT1.max(axis=(0, 2, 3)), ramp, inputs.limit)
+
+
+def _far_heads(reach_H: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(the heads, those that reach beyond W first; how many those are): others are not even visited."""
+    near_H = reach_H <= NEAR
+    return jnp.argsort(near_H), (~near_H).sum()
 
 
 def _queries(inputs: Inputs) -> int:
@@ -147,7 +158,7 @@ def _over_memory(
 ) -> Carry:
     """Reads the memory blocks that a head reaches, newest first."""
     size = min(FAR, inputs.limit)
-    count = jnp.where(reach > NEAR, -(-reach // size), 0)
+    count = -(-reach // size)
     weights_DE = _weights(inputs, head)
 
     def body(number: jax.Array, carry: Carry) -> Carry:
@@ -165,7 +176,7 @@ def _over_segment(
     """Reads the segment's blocks that some query has further behind it than W."""
     size = _queries(inputs)
     length = inputs.segment_BTD.shape[1]
-    count = jnp.where(reach > NEAR, max(-(-(length - 1 - NEAR) // size), 0), 0)
+    count = max(-(-(length - 1 - NEAR) // size), 0)
     weights_DE = _weights(inputs, head)
 
     def body(number: jax.Array, carry: Carry) -> Carry:

@@ -43,11 +43,11 @@ def context(inputs: Inputs) -> jax.Array:
     return jnp.concatenate([memory_BWD, inputs.segment_BTD], axis=1)
 
 
-def forward(inputs: Inputs, ramp: int, key_BJHK: jax.Array, value_BJHK: jax.Array) -> tuple[softmax.Running, jax.Array]:
+def forward(inputs: Inputs, ramp: int, key_BHJK: jax.Array, value_BHJK: jax.Array) -> tuple[softmax.Running, jax.Array]:
     """The softmax over all near keys, and their scores_BHTJ."""
     query = _split_chunks(inputs.query_BHTK, inputs.chunk)
     exact = inputs.z_BHT1.dtype
-    key, value = (_window(rows, inputs.chunk) for rows in (key_BJHK, value_BJHK))
+    key, value = (_window(rows, inputs.chunk) for rows in (key_BHJK, value_BHJK))
     content = jnp.einsum("BHNCK,BHNJK->BHNCJ", query, key, preferred_element_type=exact)
     position = jnp.einsum("BHNCK,WK->BHNCW", query, _table(inputs), preferred_element_type=exact)
     score = content + _by_key(position)
@@ -62,20 +62,20 @@ def forward(inputs: Inputs, ramp: int, key_BJHK: jax.Array, value_BJHK: jax.Arra
 def backward(
     inputs: Inputs,
     ramp: int,
-    key_BJHK: jax.Array,
-    value_BJHK: jax.Array,
+    key_BHJK: jax.Array,
+    value_BHJK: jax.Array,
     score_BHTJ: jax.Array,
     log_sum_BHT1: jax.Array,
     d_output_BHTK: jax.Array,
     d_dot_BHT1: jax.Array,
 ) -> Found:
     """The near part's share of every gradient."""
-    chunk, compute = inputs.chunk, key_BJHK.dtype
+    chunk, compute = inputs.chunk, key_BHJK.dtype
     query, score, log_sum, d_output, d_dot = (
         _split_chunks(array, chunk)
         for array in (inputs.query_BHTK, score_BHTJ, log_sum_BHT1, d_output_BHTK.astype(compute), d_dot_BHT1)
     )
-    key, value = (_window(rows, chunk) for rows in (key_BJHK, value_BJHK))
+    key, value = (_window(rows, chunk) for rows in (key_BHJK, value_BHJK))
     exact = score.dtype
     d_weight = jnp.einsum("BHNCK,BHNJK->BHNCJ", d_output, value, preferred_element_type=exact)
     found = softmax.gradients(score, _pairs(inputs), ramp, log_sum, d_weight, d_dot)
@@ -136,9 +136,8 @@ def _join_chunks(array_BHNCX: jax.Array) -> jax.Array:
     return array_BHNCX.reshape(streams, heads, chunks * chunk, last)
 
 
-def _window(rows_BJHK: jax.Array, chunk: int) -> jax.Array:
-    """[B, W + N·C, H, K] → [B, H, N, W + C, K]."""
-    rows_BHJK = jnp.moveaxis(rows_BJHK, 1, 2)
+def _window(rows_BHJK: jax.Array, chunk: int) -> jax.Array:
+    """[B, H, W + N·C, K] → [B, H, N, W + C, K]."""
     if rows_BHJK.shape[2] == NEAR + chunk:
         return rows_BHJK[:, :, None]
     blocks = _split_chunks(rows_BHJK, chunk)

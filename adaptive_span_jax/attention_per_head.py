@@ -72,8 +72,8 @@ class _Saved(NamedTuple):
 
     output_BHTK: jax.Array
     log_sum_BHT1: jax.Array
-    key_BJHK: jax.Array
-    value_BJHK: jax.Array
+    key_BHJK: jax.Array
+    value_BHJK: jax.Array
     score_BHTJ: jax.Array  # near scores of each query with its window of keys
 
 
@@ -90,15 +90,15 @@ def _forward(ramp: int, inputs: Inputs) -> tuple[jax.Array, tuple[Inputs, _Saved
     def forward(inputs: Inputs) -> _Saved:
         lanes = inputs.lanes()
         context_BJD = attention_near.context(inputs)
-        key_BJHK, value_BJHK = (_project(context_BJD, weight) for weight in (inputs.key_DHK, inputs.value_DHK))
+        key_BHJK, value_BHJK = (_project(context_BJD, weight) for weight in (inputs.key_DHK, inputs.value_DHK))
         running, score = [], []
-        for lane, key, value in zip(lanes, split(key_BJHK, lanes), split(value_BJHK, lanes), strict=True):
+        for lane, key, value in zip(lanes, split(key_BHJK, lanes), split(value_BHJK, lanes), strict=True):
             near, near_score = attention_near.forward(lane, ramp, key, value)
             running.append(near)
             score.append(near_score)
         finished = [softmax.finish(part) for part in attention_far.forward(inputs, lanes, ramp, running)]
         output, log_sum = (jnp.concatenate(parts) for parts in zip(*finished, strict=True))
-        return _Saved(output, log_sum, key_BJHK, value_BJHK, jnp.concatenate(score))
+        return _Saved(output, log_sum, key_BHJK, value_BHJK, jnp.concatenate(score))
 
     forward = sharding.per_device(forward, inputs.stream_B.size, (_axes(inputs),), _SAVED_AXES)
     saved = forward(inputs)
@@ -110,7 +110,7 @@ def _backward(ramp: int, residuals: tuple[Inputs, _Saved], d_output_BHTK: jax.Ar
         lanes = inputs.lanes()
         d_dot_BHT1 = (d_output_BHTK * saved.output_BHTK).sum(axis=-1, keepdims=True)
         log_sum, d_output, d_dot = (split(array, lanes) for array in (saved.log_sum_BHT1, d_output_BHTK, d_dot_BHT1))
-        kept = (split(array, lanes) for array in (saved.key_BJHK, saved.value_BJHK, saved.score_BHTJ))
+        kept = (split(array, lanes) for array in (saved.key_BHJK, saved.value_BHJK, saved.score_BHTJ))
         shares = zip(lanes, *kept, log_sum, d_output, d_dot, strict=True)
         near = [attention_near.backward(lane, ramp, *rest) for lane, *rest in shares]
         found = _from_near(inputs, near)
@@ -156,7 +156,7 @@ def _from_near(inputs: Inputs, lanes: list[attention_near.Found]) -> InputGradie
 def _project(rows_BJD: jax.Array, weight_DHK: jax.Array) -> jax.Array:
     width, heads, head_width = weight_DHK.shape
     product_NE = rows_BJD.reshape(-1, width) @ weight_DHK.reshape(width, heads * head_width)
-    return product_NE.reshape(*rows_BJD.shape[:2], heads, head_width)
+    return jnp.moveaxis(product_NE.reshape(*rows_BJD.shape[:2], heads, head_width), 2, 1)
 
 
 def _axes(inputs: Inputs) -> Inputs:

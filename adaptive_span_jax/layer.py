@@ -10,6 +10,7 @@ from jax.typing import DTypeLike
 
 from adaptive_span_jax import attention, attention_per_head
 from adaptive_span_jax.dropout import Dropout
+from adaptive_span_jax.linear import linear
 from adaptive_span_jax.memory import LayerMemory, shift_in
 from adaptive_span_jax.span import Span
 
@@ -75,7 +76,7 @@ class SpanAttention(nnx.Module):
         z_BTH = self.span(hidden_BTD)
         path = attention if self.plain else attention_per_head
         output_BTHK = path.attend(
-            jnp.einsum("BTD,DHK->BTHK", hidden_BTD, self.query_DHK[...].astype(dtype)),
+            self._query(hidden_BTD),
             hidden_BTD,
             memory,
             self.key_DHK[...].astype(dtype),
@@ -86,7 +87,8 @@ class SpanAttention(nnx.Module):
             filled=filled,
             dropout=dropout,
         )
-        return jnp.einsum("BTHK,HKD->BTD", output_BTHK, self.output_HKD[...].astype(dtype)), z_BTH
+        output_ED = self.output_HKD[...].astype(dtype).reshape(-1, hidden_BTD.shape[-1])
+        return linear(output_BTHK.reshape(*hidden_BTD.shape[:2], -1), output_ED), z_BTH
 
     def weights(
         self, hidden_BTD: jax.Array, memory_BSD: jax.Array, positions_SK: jax.Array, filled: jax.Array | None = None
@@ -95,7 +97,7 @@ class SpanAttention(nnx.Module):
         dtype = hidden_BTD.dtype
         z_BTH = self.span(hidden_BTD)
         weight_BHTS = attention.weights(
-            jnp.einsum("BTD,DHK->BTHK", hidden_BTD, self.query_DHK[...].astype(dtype)),
+            self._query(hidden_BTD),
             jnp.concatenate([memory_BSD, hidden_BTD], axis=1),
             self.key_DHK[...].astype(dtype),
             positions_SK.astype(dtype),
@@ -108,6 +110,11 @@ class SpanAttention(nnx.Module):
     def penalty(self, z_BTH: jax.Array) -> jax.Array:
         """The mean span in positions; add λ times this to the loss."""
         return self.span.penalty(z_BTH)
+
+    def _query(self, hidden_BTD: jax.Array) -> jax.Array:
+        width, heads, head_width = self.query_DHK.shape
+        query_DE = self.query_DHK[...].astype(hidden_BTD.dtype).reshape(width, -1)
+        return linear(hidden_BTD, query_DE).reshape(*hidden_BTD.shape[:2], heads, head_width)
 
 
 @jax.custom_vjp
@@ -140,7 +147,7 @@ class FeedForward(nnx.Module):
 
     def __call__(self, hidden_BTD: jax.Array, dropout: Dropout | None = None) -> jax.Array:
         dtype = hidden_BTD.dtype
-        inner_BTF = jnp.einsum("BTD,DF->BTF", hidden_BTD, self.expand_DF[...].astype(dtype))
+        inner_BTF = linear(hidden_BTD, self.expand_DF[...].astype(dtype))
         inner_BTF += self.expand_bias_F[...].astype(dtype)[None, None, :]
         if dropout is None:
             inner_BTF = jax.nn.relu(inner_BTF)
@@ -148,7 +155,7 @@ class FeedForward(nnx.Module):
             _, position_1T1, unit_11F = jnp.ogrid[tuple(slice(size) for size in inner_BTF.shape)]
             stream_B11 = dropout.streams(inner_BTF.shape[0])[:, None, None]
             inner_BTF = _relu_and_drop(inner_BTF, dropout.at(stream_B11).at(position_1T1).at(unit_11F))
-        output_BTD = jnp.einsum("BTF,FD->BTD", inner_BTF, self.contract_FD[...].astype(dtype))
+        output_BTD = linear(inner_BTF, self.contract_FD[...].astype(dtype))
         return output_BTD + self.contract_bias_D[...].astype(dtype)[None, None, :]
 
 

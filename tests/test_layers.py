@@ -39,7 +39,20 @@ NUMPY_ONLY = {
 
 # Each of these imports only from those before it.
 FLOW = [
-    *("errors", "config", "corpus", "segments", "dropout", "memory", "sharding", "span", "attention", "layer", "model"),
+    *(
+        "errors",
+        "config",
+        "corpus",
+        "segments",
+        "dropout",
+        "memory",
+        "sharding",
+        "span",
+        "attention",
+        "linear",
+        "layer",
+        "model",
+    ),
     *("loss", "optimizer", "train_state", "step", "head_reach", "key_value_cache", "finished_model", "score", "sealed"),
     "hosts",
     *("checkpoint", "workdir", "pretrained", "machine", "roofline", "plan", "doctor", "sampling", "trained_model"),
