@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -149,6 +150,11 @@ def together() -> Iterator[None]:
             "output says why. Start the same command on all hosts again: it goes on from the newest checkpoint.\n"
             f"({str(error).splitlines()[0]})"
         )
+    except OSError as error:
+        _leave(f"{error}; what was reported as saved is safe")
+    except Exception:
+        traceback.print_exc()
+        _leave("an error that nobody expected, see above; what was reported as saved is safe")
 
 
 def _leave(reason: str) -> NoReturn:

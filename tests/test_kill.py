@@ -51,9 +51,9 @@ FIELDS = {
 class Life:
     """One process of a run, from its start to its end."""
 
-    def __init__(self, workdir: Path, cache: Path, kind: str, steps: int):
+    def __init__(self, workdir: Path, cache: Path, kind: str, steps: int, program: tuple[str, ...] = ("main.py",)):
         fields = FIELDS | {"span.kind": kind, "train.steps": steps}
-        command = [sys.executable, "main.py", f"--workdir={workdir}", *(f"--config.{k}={v}" for k, v in fields.items())]
+        command = [sys.executable, *program, f"--workdir={workdir}", *(f"--config.{k}={v}" for k, v in fields.items())]
         environment = os.environ | {
             "JAX_COMPILATION_CACHE_DIR": str(cache),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -207,3 +207,33 @@ def test_sigterm_saves_and_ends_in_order(tmp_path):
     assert f"Stopped. Step {life.reported:,} is saved" in life.printed
     assert life.reported >= 20
     assert sealed.sealed_steps(tmp_path / "run" / "checkpoints")[-1] == life.reported
+
+
+# main.py on a disk that takes for ever to write what comes after step 20.
+SLOW_DISK = """
+import runpy, time
+from adaptive_span_jax import sealed
+
+def slow(directory, step, seal=sealed.seal):
+    if step > 20:
+        time.sleep(1000)
+    seal(directory, step)
+
+sealed.seal = slow
+runpy.run_path("main.py", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_a_run_at_once_and_costs_no_checkpoint(tmp_path):
+    life = Life(tmp_path / "run", tmp_path / "jax", "adaptive", 100_000, ("-c", SLOW_DISK))
+    life.wait_for("is saved", 2)
+    life.process.send_signal(signal.SIGTERM)
+    time.sleep(2)
+    assert life.process.poll() is None, "it is saving"
+    started = time.monotonic()
+    assert life.end(signal.SIGTERM) == -signal.SIGTERM
+    assert time.monotonic() - started < 5
+    folder = tmp_path / "run" / "checkpoints"
+    assert sealed.sealed_steps(folder)[-1] == life.reported == 20
+    assert sealed.find_damage(folder / "20") is None
