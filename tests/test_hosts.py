@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -108,19 +109,18 @@ with hosts.together(), Interrupt(hosts.Agreement(sharding.make_mesh())) as inter
 
 
 @contextlib.contextmanager
-def looping(error: str = "") -> Iterator[list[subprocess.Popen]]:
-    """Two processes in LOOP; `error`: what is raised in the second."""
+def looping(devices: int, error: str = "") -> Iterator[list[subprocess.Popen]]:
+    """Two processes in LOOP; `error`: what is raised in the second. With one device each JAX computes at once."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    parts = [
-        subprocess.Popen([sys.executable, "-c", LOOP, address, str(number), error], cwd=ROOT, text=True, **pipes)
-        for number in range(2)
-    ]
+    options: Any = {"cwd": ROOT, "env": os.environ | {"JAX_NUM_CPU_DEVICES": str(devices)}, "text": True}
+    options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, "-c", LOOP, address]
+    parts = [subprocess.Popen([*command, str(number), error], **options) for number in range(2)]
     try:
         for part in parts:
-            assert said(part) == "turning"
+            assert said(part) == "turning", part.communicate()
         yield parts
     finally:
         for part in parts:
@@ -136,22 +136,24 @@ def said(part: subprocess.Popen) -> str:
     return line.strip()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("first_ends", "signal_number"), [(True, signal.SIGKILL), (False, signal.SIGKILL), (False, signal.SIGSTOP)]
+    ("which", "number", "devices"),
+    [
+        *((0, signal.SIGKILL, 2), (1, signal.SIGKILL, 1)),
+        *(pytest.param(1, number, 2, marks=pytest.mark.slow) for number in (signal.SIGKILL, signal.SIGSTOP)),
+    ],
 )
-def test_a_process_that_dies_or_falls_silent_ends_the_other(first_ends, signal_number):
-    with looping() as (first, second):
-        ending, other = (first, second) if first_ends else (second, first)
+def test_a_process_that_dies_or_falls_silent_ends_the_other(which, number, devices):
+    with looping(devices) as parts:
+        other = parts[1 - which]
         started = time.monotonic()
-        ending.send_signal(signal_number)
+        parts[which].send_signal(number)
         _, errors = other.communicate(timeout=60)
         assert time.monotonic() - started < 8 + 10
         assert other.returncode in (2, -signal.SIGABRT)
         assert "another process has ended" in errors or "another task died" in errors
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
@@ -161,7 +163,7 @@ def test_a_process_that_dies_or_falls_silent_ends_the_other(first_ends, signal_n
     ],
 )
 def test_an_error_in_one_process_ends_both(error, expected):
-    with looping(error) as (first, second):
+    with looping(1, error) as (first, second):
         started = time.monotonic()
         _, errors = second.communicate(timeout=60)
         assert time.monotonic() - started < 5, "it waited for the other, which waits for it"
@@ -173,14 +175,13 @@ def test_an_error_in_one_process_ends_both(error, expected):
         assert "another process has ended" in errors or "another task died" in errors
 
 
-@pytest.mark.slow
 def test_a_second_signal_ends_processes_at_once():
-    with looping() as (first, second):
-        second.send_signal(signal.SIGTERM)
-        assert said(first) == said(second) != ""
+    with looping(2) as parts:
+        for part in parts:
+            part.send_signal(signal.SIGTERM)
+        assert said(parts[0]) == said(parts[1]) != ""
         started = time.monotonic()
-        for part, number in ((first, signal.SIGINT), (second, signal.SIGTERM)):
+        for part, number in zip(parts, (signal.SIGINT, signal.SIGTERM), strict=True):
             part.send_signal(number)
-        assert second.wait(timeout=60) == -signal.SIGTERM
-        first.wait(timeout=60)
+        assert [part.wait(timeout=60) for part in parts] == [-signal.SIGINT, -signal.SIGTERM]
         assert time.monotonic() - started < 5
