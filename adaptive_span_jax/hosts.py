@@ -8,8 +8,10 @@ system says is asked of process 0 (`same_for_all`).
 
 import contextlib
 import os
+import re
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -143,12 +145,17 @@ def together() -> Iterator[None]:
         _leave(str(error))
     except KeyboardInterrupt:
         _leave("stopped by Ctrl-C while not training; nothing to save")
-    except jax.errors.JaxRuntimeError as error:
-        _leave(
-            "a computation that all processes share has failed, most likely because another process has ended; its own "
-            "output says why. Start the same command on all hosts again: it goes on from the newest checkpoint.\n"
-            f"({str(error).splitlines()[0]})"
-        )
+    except OSError as error:
+        _leave(f"{error}; what was reported as saved is safe")
+    except Exception as error:
+        if _in_computation(error):
+            _leave(
+                "a computation that all processes share has failed, most likely because another process has ended; its "
+                "own output says why. Start the same command on all hosts again: it goes on from the newest "
+                f"checkpoint.\n({str(error).splitlines()[0]})"
+            )
+        traceback.print_exc()
+        _leave("an error that nobody expected, see above; what was reported as saved is safe")
 
 
 def _leave(reason: str) -> NoReturn:
@@ -160,6 +167,11 @@ def _leave(reason: str) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(2)
+
+
+def _in_computation(error: Exception) -> bool:
+    """Whether a device reported it; where it computes at once, JAX raises a ValueError with the same kind of text."""
+    return isinstance(error, jax.errors.JaxRuntimeError) or re.match(r"[A-Z_]{2,}: ", str(error)) is not None
 
 
 def _alone_on_machine(environment: Mapping[str, str]) -> bool:

@@ -4,6 +4,9 @@ import dataclasses
 import errno
 import json
 import os
+import subprocess
+import sys
+import threading
 from typing import Any
 
 import jax
@@ -49,28 +52,68 @@ def names(directory):
     return sorted(entry.name for entry in directory.iterdir())
 
 
-@pytest.mark.filterwarnings("ignore:Sharding info not provided")
-def test_reads_without_this_package(tmp_path, state):
-    """Arrays by orbax and by TensorStore alone, all else by a JSON parser."""
-    import tensorstore
-    from orbax.checkpoint import v1 as ocp
+# Somebody else's program: orbax for all arrays, TensorStore alone for one, JSON for the rest.
+READER = """
+import json, sys, warnings
+import numpy, tensorstore
+from orbax.checkpoint import v1 as ocp
 
+folder = sys.argv[1]
+warnings.simplefilter("ignore")
+found = ocp.load_checkpointables(folder)
+kvstore = {"driver": "ocdbt", "base": f"file://{folder}/params/", "path": "layers.attention.key_DHK/"}
+key_LDHK = tensorstore.open({"driver": "zarr3", "kvstore": kvstore}).result().read().result()
+numpy.savez(
+    "read.npz",
+    embedding_VD=found["params"]["embedding_VD"],
+    hidden_LBMD=found["memory"]["hidden_LBMD"],
+    squares_VD=found["optimizer"][0]["sum_of_squares"]["embedding_VD"],
+    key_LDHK=key_LDHK,
+)
+fields = json.load(open(f"{folder}/_CHECKPOINT_METADATA"))["custom_metadata"]
+assert not [name for name in sys.modules if name.startswith("adaptive_span")]
+print(json.dumps(fields))
+"""
+
+
+def test_reads_without_this_package(tmp_path, state):
+    """In a process that cannot import it."""
     about = {"position": Position(2, 26, False), "bad_steps": 3, "config": {"seed": 5}, "learning_rate": 0.07}
     save(Checkpoints(tmp_path, tiny_config().checkpoint), state, 7, **about)
-    found: Any = ocp.load_checkpointables(str(tmp_path / "7"))
-    assert_array_equal(found["params"]["embedding_VD"], state.params["embedding_VD"])
-    assert_array_equal(found["memory"]["hidden_LBMD"], state.memory.hidden_LBMD)
-    assert len(jax.tree.leaves(found)) == len(jax.tree.leaves(state)) - 1  # the step is in the name
+    reader = [sys.executable, "-I", "-c", READER, str(tmp_path / "7")]
+    found = subprocess.run(reader, cwd=tmp_path, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    arrays = np.load(tmp_path / "read.npz")
+    assert_array_equal(arrays["embedding_VD"], state.params["embedding_VD"])
+    assert_array_equal(arrays["hidden_LBMD"], state.memory.hidden_LBMD)
+    assert_array_equal(arrays["squares_VD"], state.opt_state[0].sum_of_squares["embedding_VD"])
+    assert_array_equal(arrays["key_LDHK"], state.params["layers"]["attention"]["key_DHK"])
 
-    kvstore: Any = {"driver": "ocdbt", "base": f"file://{tmp_path}/7/params/", "path": "layers.attention.key_DHK/"}
-    key_LDHK: Any = tensorstore.open({"driver": "zarr3", "kvstore": kvstore}).result()
-    assert_array_equal(key_LDHK.read().result(), state.params["layers"]["attention"]["key_DHK"])
-
-    fields = json.loads((tmp_path / "7" / "_CHECKPOINT_METADATA").read_text())["custom_metadata"]
+    fields = json.loads(found.stdout)
     assert fields["position"] == {"epoch": 2, "cursor": 26, "fresh": False}
     assert fields["versions"]["jax"] == jax.__version__
     assert {"adaptive_span_jax", "flax", "orbax-checkpoint", "python"} <= {*fields["versions"]}
     assert (fields["config"], fields["learning_rate"], fields["bad_steps"]) == ({"seed": 5}, 0.07, 3)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, capsys, monkeypatch):
+    """What is written is the state as it was, although its arrays are given away at once."""
+    disk, seal = threading.Event(), sealed.seal
+    monkeypatch.setattr(sealed, "seal", lambda *place: disk.wait(60) and seal(*place))
+    config, mesh = tiny_config(), one_device()
+    state = create_state(config, VOCABULARY, make_optimizer(config.train), mesh)
+    expected = jax.tree.map(np.array, state)
+    checkpoints = Checkpoints(tmp_path, config.checkpoint)
+    checkpoints.save(state, dataclasses.replace(ABOUT, step=3))
+    jax.tree.map(lambda leaf: leaf.delete(), state)
+    assert sealed.sealed_steps(tmp_path) == []
+    assert "is saved" not in capsys.readouterr().out
+    disk.set()
+    checkpoints.finish()
+    assert "step 3 is saved" in capsys.readouterr().out
+    abstract = abstract_state(config, VOCABULARY, make_optimizer(config.train), mesh)
+    jax.tree.map(assert_array_equal, checkpoints.restore(3, abstract).params, expected.params)
+    jax.tree.map(assert_array_equal, checkpoints.restore(3, abstract).memory, expected.memory)
 
 
 def test_newest_and_best_are_kept(tmp_path, state):
@@ -102,7 +145,7 @@ def test_due_by_steps_and_by_minutes(tmp_path, monkeypatch):
 
 
 def test_another_number_of_devices_goes_on_with_the_same_training(tmp_path):
-    """8 → 2 → 1 → 8 devices, memory and position included, beside one run on 8."""
+    """8 → 2 → 1 → 8 devices, shared out differently, memory and position included, beside one run on 8."""
     config = tiny_config(model={"dropout": 0.2}, train={"batch_size": 8, "segment": 13})
     optimizer = make_optimizer(config.train)
     streams = Streams(TEXT, 8, 13, config.seed)
@@ -121,8 +164,8 @@ def test_another_number_of_devices_goes_on_with_the_same_training(tmp_path):
     _, _, expected = run(sharding.make_mesh(), start, Position(), 24)
 
     state, position, found = create_state(config, VOCABULARY, optimizer, sharding.make_mesh()), Position(), []
-    for devices in (8, 2, 1, 8):
-        mesh = sharding.make_mesh(jax.devices()[:devices])
+    for devices, fsdp in ((8, 1), (2, 2), (1, 1), (8, 1)):
+        mesh = sharding.make_mesh(jax.devices()[:devices], fsdp)
         checkpoints = Checkpoints(tmp_path, config.checkpoint)
         if number := checkpoints.newest():
             state = checkpoints.restore(number, abstract_state(config, VOCABULARY, optimizer, mesh))

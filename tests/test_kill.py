@@ -25,9 +25,9 @@ from numpy.testing import assert_array_equal
 from adaptive_span_jax import sealed
 
 ROOT = Path(__file__).parents[1]
-INTERVAL = 10
+INTERVAL, WARMUP, EPOCH = 10, 60, 42
 
-# Two streams of a little text: an epoch has 42 steps, warm-up 30. Dropout on. Spans that move.
+# Two streams of a little text, an epoch of which has at most EPOCH steps. Dropout on. Spans that move.
 FIELDS = {
     "model.layers": 2,
     "model.width": 16,
@@ -39,7 +39,7 @@ FIELDS = {
     "span.penalty": 1e-3,
     "train.batch_size": 2,
     "train.segment": 8,
-    "train.warmup_steps": 30,
+    "train.warmup_steps": WARMUP,
     "data.max_bytes": 750,
     "evaluate.streams": 2,
     "evaluate.every_steps": 10_000,
@@ -51,9 +51,9 @@ FIELDS = {
 class Life:
     """One process of a run, from its start to its end."""
 
-    def __init__(self, workdir: Path, cache: Path, kind: str, steps: int):
+    def __init__(self, workdir: Path, cache: Path, kind: str, steps: int, program: tuple[str, ...] = ("main.py",)):
         fields = FIELDS | {"span.kind": kind, "train.steps": steps}
-        command = [sys.executable, "main.py", f"--workdir={workdir}", *(f"--config.{k}={v}" for k, v in fields.items())]
+        command = [sys.executable, *program, f"--workdir={workdir}", *(f"--config.{k}={v}" for k, v in fields.items())]
         environment = os.environ | {
             "JAX_COMPILATION_CACHE_DIR": str(cache),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -128,8 +128,8 @@ def last_state(workdir: Path, step: int) -> tuple[Any, Any]:
     return ocp.load_checkpointables(str(folder), abstract), {key: about[key] for key in ("position", "learning_rate")}
 
 
-def kill_and_compare(directory: Path, kind: str, kills: int, seed: int) -> None:
-    """Trains once undisturbed, once with kills, and compares the ends."""
+def kill_and_compare(directory: Path, kind: str, kills: int, seed: int) -> list[int]:
+    """Trains once undisturbed, once with kills, and compares the ends; the steps from which it was resumed."""
     chance, steps = random.Random(seed), 50 + 40 * kills
     cache = directory / "jax"
     undisturbed = Life(directory / "whole", cache, kind, steps)
@@ -137,7 +137,7 @@ def kill_and_compare(directory: Path, kind: str, kills: int, seed: int) -> None:
     assert undisturbed.printed.count("is saved") >= steps // INTERVAL
 
     workdir, checkpoints = directory / "killed", directory / "killed" / "checkpoints"
-    reported, reached, half_written = 0, 0, set()
+    reported, reached, half_written, starts = 0, 0, set(), []
     for number in range(kills):
         life = Life(workdir, cache, kind, steps)
         if number % 5 == 4:
@@ -152,11 +152,13 @@ def kill_and_compare(directory: Path, kind: str, kills: int, seed: int) -> None:
         assert code == -signal.SIGKILL, f"ended by itself with {code}: {life.printed}"
         half_written |= {folder.stat().st_ino for folder in sealed.leftovers(checkpoints)}
         _check_start(life, reported, reached)
+        starts += [life.started_at] if life.started_at else []
         reported, reached = max(reported, life.reported), max(reached, life.reached)
 
     last = Life(workdir, cache, kind, steps)
     assert last.end() == 0, last.printed
     _check_start(last, reported, reached)
+    starts.append(last.started_at)
     assert half_written, "no kill fell into a save"
     assert {folder.stat().st_ino for folder in (checkpoints / sealed.DAMAGED).iterdir()} == half_written
     assert not sealed.leftovers(checkpoints)
@@ -165,7 +167,7 @@ def kill_and_compare(directory: Path, kind: str, kills: int, seed: int) -> None:
         last_state(directory / name, steps) for name in ("whole", "killed")
     )
     assert about == killed_about
-    assert about["position"]["epoch"] > 0
+    assert about["position"]["epoch"] >= steps // EPOCH
     jax.tree.map(assert_array_equal, arrays, killed_arrays)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(arrays))
     results = [json.loads((directory / name / "result.json").read_text()) for name in ("whole", "killed")]
@@ -175,6 +177,7 @@ def kill_and_compare(directory: Path, kind: str, kills: int, seed: int) -> None:
         [(line["step"], line["train_bits"]) for line in map(json.loads, log) if "train_bits" in line] for log in logs
     ]
     assert bits[0] == bits[1]
+    return starts
 
 
 def _check_start(life: Life, reported: int, reached: int) -> None:
@@ -194,7 +197,10 @@ def test_a_run_that_is_killed_is_the_run_that_never_was(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fixed", "adaptive", "dynamic"])
 def test_seven_kills(tmp_path, kind):
-    kill_and_compare(tmp_path, kind, kills=7, seed=7)
+    starts = kill_and_compare(tmp_path, kind, kills=7, seed=7)
+    assert starts[0] < WARMUP
+    assert starts[-1] > EPOCH
+    assert len(set(starts)) > 3, starts
 
 
 @pytest.mark.slow
@@ -207,3 +213,33 @@ def test_sigterm_saves_and_ends_in_order(tmp_path):
     assert f"Stopped. Step {life.reported:,} is saved" in life.printed
     assert life.reported >= 20
     assert sealed.sealed_steps(tmp_path / "run" / "checkpoints")[-1] == life.reported
+
+
+# main.py on a disk that takes for ever to write what comes after step 20.
+SLOW_DISK = """
+import runpy, time
+from adaptive_span_jax import sealed
+
+def slow(directory, step, seal=sealed.seal):
+    if step > 20:
+        time.sleep(1000)
+    seal(directory, step)
+
+sealed.seal = slow
+runpy.run_path("main.py", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_a_run_at_once_and_costs_no_checkpoint(tmp_path):
+    life = Life(tmp_path / "run", tmp_path / "jax", "adaptive", 100_000, ("-c", SLOW_DISK))
+    life.wait_for("is saved", 2)
+    life.process.send_signal(signal.SIGTERM)
+    time.sleep(2)
+    assert life.process.poll() is None, "it is saving"
+    started = time.monotonic()
+    assert life.end(signal.SIGTERM) == -signal.SIGTERM
+    assert time.monotonic() - started < 5
+    folder = tmp_path / "run" / "checkpoints"
+    assert sealed.sealed_steps(folder)[-1] == life.reported == 20
+    assert sealed.find_damage(folder / "20") is None

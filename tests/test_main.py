@@ -67,5 +67,7 @@ def test_quickstart_in_small(tmp_path):
     assert first.returncode == 0, first.stderr
     assert first.stderr == ""
     assert "Result" in first.stdout
+    kept = list((tmp_path / "cache" / "adaptive_span_jax" / "jax").glob("*train_step*"))
+    assert kept, "a second start would compile again"
     again = run(*arguments)
     assert "This run is complete" in again.stdout

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from adaptive_span_jax import corpus, evaluate, sealed, sharding, step, train
+from adaptive_span_jax import corpus, evaluate, peak, sealed, sharding, step, train
 from adaptive_span_jax.checkpoint import Checkpoints
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.optimizer import make_optimizer
@@ -23,6 +23,7 @@ from tests.conftest import tiny_config
 
 VOCABULARY = 13
 TEXT = np.random.default_rng(2).integers(0, VOCABULARY, 700).astype(np.uint8)
+QUICK = {"attention": "plain", "layers": 1}  # to compile, where it does not matter
 
 
 MAKE_MESH = sharding.make_mesh
@@ -94,7 +95,9 @@ def test_resumed_training_is_the_same_training(tmp_path):
     assert results[0]["test_bits"] == results[1]["test_bits"]
 
 
-def test_workdir_holds_what_is_promised(tmp_path, capsys):
+def test_workdir_holds_what_is_promised(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sharding, "make_mesh", lambda fsdp=1: MAKE_MESH(jax.devices()[:2]))
+    monkeypatch.setitem(peak.PEAK, "cpu", (1e12, 1e9))
     config = tiny_config(train={"steps": 20}, log={"every_steps": 5}, evaluate={"every_steps": 10})
     assert train.train(config, tmp_path, "python main.py") == 0
     printed = capsys.readouterr().out
@@ -109,7 +112,13 @@ def test_workdir_holds_what_is_promised(tmp_path, capsys):
         assert expected in printed
     assert json.loads((tmp_path / "config.json").read_text()) == json.loads(config.to_json())
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "train_bits" in line] == [5, 10, 15]
+    logged = [line for line in lines if "train_bits" in line]
+    assert [line["step"] for line in logged] == [5, 10, 15]
+    for line in logged:
+        tokens = line["tokens_per_second"]
+        assert line["tokens_per_second_per_device"] == tokens / 2
+        utilisation = peak.utilisation(config, line["average_span"], tokens, jax.devices()[:2])
+        assert_allclose(line["flops_utilisation"], utilisation, rtol=1e-6)
     assert [line["step"] for line in lines if "dev_bits" in line] == [10, 20]
     assert list((tmp_path / "tensorboard").iterdir())
     assert (tmp_path / "report" / "index.html").stat().st_size > 1000
@@ -148,6 +157,45 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert f"from step {reached:,}" in printed
     assert "changed since the checkpoint: config.train.steps" in printed
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_costs_only_its_own_steps(tmp_path, capsys):
+    fields: Any = {"checkpoint": {"every_steps": 4}, "model": {"dropout": 0.2} | QUICK}
+    config = tiny_config(train={"steps": 10}, **fields)
+    assert train.train(config, tmp_path / "whole", "command") == 0
+    assert train.train(tiny_config(train={"steps": 8}, **fields), tmp_path / "damaged", "command") == 0
+    newest = tmp_path / "damaged" / "checkpoints" / "8"
+    victim = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 4
+    victim.write_bytes(content)
+    capsys.readouterr()
+    assert train.train(config, tmp_path / "damaged", "command") == 0
+    printed = capsys.readouterr().out
+    assert f"the checkpoint of step 8 is damaged: {victim.relative_to(newest)} is not what was written" in printed
+    assert f"it is set aside: {newest.parent / 'damaged' / '8'}" in printed
+    assert "from step 4" in printed
+    assert victim.name in {path.name for path in (newest.parent / "damaged" / "8").rglob("*")}
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "damaged")]
+    assert results[0]["test_bits"] == results[1]["test_bits"]
+
+
+def test_a_run_goes_on_with_another_rate_and_penalty(tmp_path, capsys):
+    fields: Any = {"log": {"every_steps": 1}, "model": QUICK}
+    start: Any = {"steps": 4, "warmup_steps": 0}
+    assert train.train(tiny_config(train=start, **fields), tmp_path, "command") == 0
+    changed = tiny_config(train=start | {"steps": 8, "learning_rate": 0.02}, span={"penalty": 3e-3}, **fields)
+    capsys.readouterr()
+    assert train.train(changed, tmp_path, "command") == 0
+    printed = capsys.readouterr().out
+    for expected in ("config.train.learning_rate: 0.07 → 0.02", "config.span.penalty: 0.0001 → 0.003"):
+        assert f"changed since the checkpoint: {expected}\n" in printed
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    logged = {line["step"]: line for line in lines if "learning_rate" in line}
+    assert [round(logged[number]["learning_rate"], 6) for number in (3, 5)] == [0.07, 0.02]
+    assert logged[5]["penalty_nats"] > 20 * logged[3]["penalty_nats"]
+    assert json.loads((tmp_path / "config.json").read_text())["span"]["penalty"] == 3e-3
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_kept(tmp_path):
