@@ -40,7 +40,7 @@ def attention_patterns(weight_LHS: np.ndarray, z_LH: np.ndarray, ramp: int, quer
     return Drawing(
         name="attention",
         title="Where a short and a long head look",
-        caption=f"Attention by distance, averaged over {queries:,} tokens of dev; dotted: where the mask ends "
+        caption=f"Attention by distance, averaged over {queries:,} tokens of dev; dotted: their spans "
         "(paper, Figure 1).",
         alt=f"Head {short + 1} of layer {short_layer + 1} looks {means[0]:.0f} positions back on average, "
         f"head {long + 1} of layer {long_layer + 1} {means[1]:.0f}.",
