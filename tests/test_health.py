@@ -79,9 +79,7 @@ def test_nothing_logged_yet():
 def test_training_tensorboard_and_report_all_warn(tmp_path, monkeypatch, capsys):
     make_mesh = sharding.make_mesh
     monkeypatch.setattr(sharding, "make_mesh", lambda fsdp=1: make_mesh(jax.devices()[:1]))
-    config = tiny_config(
-        span={"penalty": 10.0}, log={"every_steps": 1}, train={"steps": 24}, evaluate={"every_steps": 12}
-    )
+    config = tiny_config(span={"kind": "dynamic", "penalty": 1.0}, log={"every_steps": 3}, train={"steps": 8})
     assert train.train(config, tmp_path, "command") == 0
     summary = json.loads((tmp_path / "report" / "summary.json").read_text())
     page, printed = (tmp_path / "report" / "index.html").read_text(), capsys.readouterr().out

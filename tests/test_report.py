@@ -203,7 +203,7 @@ def test_a_phone_shows_letters_of_eight_dots():
     ):
         svg = drawing.svg()
         width = float(re.findall(r'viewBox="0 0 ([0-9.]+)', svg)[0])
-        sizes = [float(size) for size in re.findall(r"font: ([0-9.]+)px", svg)]
+        sizes = [float(size) for size in re.findall(r"font-size: ([0-9.]+)px", svg)]
         # 320 dots: a narrow phone's 360 but for the margins of page and card.
         assert min(sizes) * 320 / width >= 8, drawing.name
 
