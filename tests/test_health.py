@@ -5,6 +5,7 @@ import json
 
 import jax
 import numpy as np
+import pytest
 
 from adaptive_span_jax import health, sharding, train
 from tests.conftest import tiny_config
@@ -76,6 +77,7 @@ def test_nothing_logged_yet():
     assert run(growing, steps=()) == []
 
 
+@pytest.mark.slow
 def test_training_tensorboard_and_report_all_warn(tmp_path, monkeypatch, capsys):
     make_mesh = sharding.make_mesh
     monkeypatch.setattr(sharding, "make_mesh", lambda fsdp=1: make_mesh(jax.devices()[:1]))

@@ -43,7 +43,7 @@ def spans_by_layer(z_LH: np.ndarray, ramp: int, limit: int) -> Drawing:
     figure, axes = panels()
     # Heads of a layer stand side by side, so that equal spans do not hide each other.
     layer_LH = np.arange(1, layers + 1)[:, None] + 0.5 * (np.arange(heads)[None, :] + 0.5 - heads / 2) / heads
-    axes.plot(layer_LH.ravel(), span_LH.ravel(), "o", color=BLUE, markersize=4, alpha=0.8)
+    axes.plot(layer_LH.ravel(), span_LH.ravel(), "o", color=BLUE, markersize=4)
     _span_axis(axes, ramp, limit)
     axes.set(xlabel="layer", ylabel="span (positions, log scale)", xlim=(0.4, layers + 0.6))
     axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
