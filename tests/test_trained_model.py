@@ -150,7 +150,9 @@ def test_a_symbol_costs_what_the_spans_cost_not_what_the_limit_is():
         finished = FinishedModel.of(config, params)
         cache = finished.empty_cache(1, MAKE_MESH(jax.devices()[:1]))
         one = jax.jit(finished.read).lower(finished.weights, np.zeros((1, 1), np.int32), cache)
-        return one.compile().cost_analysis()["flops"], sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
+        analysis = one.compile().cost_analysis()
+        assert analysis
+        return analysis["flops"], sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
 
     def model_of(config):
         params = init(config, 11, jax.random.key(0))
