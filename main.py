@@ -14,7 +14,7 @@ from pathlib import Path
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from adaptive_span_jax import verify
+from adaptive_span_jax import flag_errors, verify
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.errors import UserError
 
@@ -136,20 +136,8 @@ def _parse(argv: list[str]) -> list[str]:
         argv = [argv[0], f"--config={_HERE / 'configs' / 'quickstart.py'}", *argv[1:]]
     try:
         return flags.FLAGS(argv)
-    except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
-        # The libraries' messages may be a traceback or a nested repr: the last line says what happened.
-        message = str(error).replace("\\n", "\n").replace("\\'", "'")
-        reason = message.rstrip("; \n").splitlines()[-1]
-        reason = reason.rstrip("'") if reason.count("'") % 2 else reason
-        named = [word for word in argv if word.startswith("--config") and _names(word, message)]
-        prefix = f"{named[0]}: " if named and named[0].split("=")[0] not in reason else ""
-        raise UserError(f"{prefix}{reason}\nSee python main.py --help and configs/base.py") from error
-
-
-def _names(word: str, message: str) -> bool:
-    """Whether an error message is about this flag: it quotes the flag or one of the fields in its name."""
-    name = word.partition("=")[0]
-    return f"{name}=" in message or any(f"'{field}'" in message for field in name.split(".")[1:])
+    except Exception as error:  # a config file is a program, and may raise anything
+        raise UserError(flag_errors.explain(argv, error)) from error
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ class Header(NamedTuple):
 def compress(directory: Path, which: str, source: Path, target: Path | None) -> int:
     """Compresses a file; answers the exit code."""
     text, target = _read(source), target or source.with_name(source.name + SUFFIX)
+    _refuse_to_overwrite(target)
     model = load(directory, which)
     with display.share_done(f"compressing {source.name}") as show:
         packed = pack(model, text, show)
@@ -75,8 +76,7 @@ def decompress(directory: Path, which: str, source: Path, target: Path | None) -
     if target is None and source.suffix != SUFFIX:
         raise UserError(f"--input={source} does not end in {SUFFIX}; name the file to write with --output")
     packed, target = _read(source), target or source.with_suffix("")
-    if target.exists():
-        raise UserError(f"{target} exists and is not overwritten; name another file with --output")
+    _refuse_to_overwrite(target)
     check(packed, str(source))
     model = load(directory, which)
     with display.share_done(f"decompressing {source.name}") as show:
@@ -214,6 +214,11 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise UserError(f"--input={path} cannot be read ({error.strerror})") from error
+
+
+def _refuse_to_overwrite(path: Path) -> None:
+    if path.exists():
+        raise UserError(f"{path} exists and is not overwritten; name another file with --output")
 
 
 def _write(path: Path, content: bytes) -> None:

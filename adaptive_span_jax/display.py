@@ -64,7 +64,8 @@ class TrainingProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        if console.is_terminal:
+            self._progress.stop()
 
     def show(self, step: int, text: str) -> None:
         """Step `step` is done."""

@@ -1,5 +1,6 @@
 """`--mode=evaluate`: a checkpoint of a run on dev and test, by both protocols."""
 
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -13,11 +14,16 @@ from adaptive_span_jax.score import PROTOCOLS, make_finished_step, score_finishe
 from adaptive_span_jax.trained_model import load_params
 
 
-def evaluate(config: Config, directory: Path, which: str) -> int:
-    """Scores dev and test, prints a table and writes `evaluation.json`; answers the exit code."""
-    hosts.on_first("data", lambda: corpora.prepare(config.data))
+def evaluate(asked: Config, directory: Path, which: str) -> int:
+    """Scores dev and test, prints a table and writes `evaluation.json`; answers the exit code.
+
+    The checkpoint says which model and text these are; only how to evaluate and where data is kept is up to `asked`.
+    """
     mesh = sharding.make_mesh()
-    _, saved, params = load_params(directory, which, mesh)
+    config, saved, params = load_params(directory, which, mesh)
+    data = dataclasses.replace(config.data, archive=asked.data.archive, directory=asked.data.directory)
+    config = dataclasses.replace(config, data=data, evaluate=asked.evaluate)
+    hosts.on_first("data", lambda: corpora.prepare(config.data))
     corpus = corpora.load(config.data)
     workdir.check_same_run(directory, saved, config, corpus.fingerprint)
     finished = FinishedModel.of(config, params)

@@ -130,6 +130,7 @@ def draw(run: Run) -> list[Drawing]:
 
 def _summary(run: Run, concerns: list[health.Concern]) -> dict[str, Any]:
     config = run.config
+    waited = [line["input_share"] for line in run.metrics if "input_share" in line]
     return {
         "run": run.name,
         "corpus": run.corpus,
@@ -144,5 +145,6 @@ def _summary(run: Run, concerns: list[health.Concern]) -> dict[str, Any]:
         "average_span": run.average_span,
         "flops_per_token": flops.paper_flops(config, run.average_span),
         "flops_per_token_fixed": flops.paper_flops(config, config.span.limit),
+        "input_share": float(np.median(waited)) if waited else None,
         "concerns": [concern._asdict() for concern in concerns],
     }

@@ -40,9 +40,12 @@ figure svg { display: block; width: 100%; height: auto; color: var(--ink); margi
 .tables { margin-top: .9rem; display: grid; grid-template-columns: minmax(0, 1fr); gap: .9rem }
 .wide { overflow-x: auto } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th, td { text-align: right; padding: .3rem .55rem; border-bottom: 1px solid var(--line); white-space: nowrap }
-th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 8rem }
-tr.run { background: var(--mark); font-weight: 600 }
+th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 8rem; position: sticky; left: 0;
+  background: var(--card) }
+tr.run, tr.run td { background: var(--mark); font-weight: 600 }
 a { color: inherit }
+@media (max-width: 40rem) { body { padding: .6rem } .facts div, figure, section { padding: .6rem }
+  table { font-size: .86rem } th, td { padding: .3rem .4rem } }
 """
 
 
@@ -53,13 +56,14 @@ def _facts(summary: dict[str, Any]) -> dict[str, str]:
         value = summary[f"{part}_bits"]
         return "not evaluated" if value is None else f"{value:.3f}"
 
-    cost, fixed = summary["flops_per_token"], summary["flops_per_token_fixed"]
+    cost, fixed, waited = (summary[name] for name in ("flops_per_token", "flops_per_token_fixed", "input_share"))
     return {
         f"dev, bits per {summary['unit']}": bits("dev"),
         f"test, bits per {summary['unit']}": bits("test"),
         f"average span, of S = {summary['limit']:,}": f"{summary['average_span']:,.1f}",
         "million multiply-adds per token": f"{cost / 1e6:.2f}",
         f"saved beside fixed spans of {summary['limit']:,}": f"{100 * (1 - cost / fixed):.0f} %",
+        "of training time spent fetching text": "not measured" if waited is None else f"{100 * waited:.2g} %",
     }
 
 

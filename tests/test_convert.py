@@ -10,7 +10,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import adaptive_span_jax
-from adaptive_span_jax import convert, evaluate, sharding, train
+from adaptive_span_jax import convert, evaluate, report, sharding, train
 from adaptive_span_jax.config import Config
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -79,6 +79,9 @@ def test_published_checkpoint_there_and_back(options, tmp_path, capsys):
     model = adaptive_span_jax.load(run)
     (text,) = model.generate("ABC", 10)
     assert len(text) == 10
+
+    assert report.report(run, "latest") == 0
+    assert json.loads((run / "report" / "summary.json").read_text())["step"] == 8
 
     assert convert.main([str(back), f"--workdir={run}", "--to-torch"]) == 0
     same(torch.load(back, weights_only=True), torch.load(source, weights_only=True))

@@ -1,8 +1,13 @@
 """Warnings come when they should, and not otherwise."""
 
-import numpy as np
+import html
+import json
 
-from adaptive_span_jax import health
+import jax
+import numpy as np
+import pytest
+
+from adaptive_span_jax import health, sharding, train
 from tests.conftest import tiny_config
 
 LIMIT = 100
@@ -70,3 +75,21 @@ def test_fixed_spans_are_meant_to_be_frozen_and_full():
 
 def test_nothing_logged_yet():
     assert run(growing, steps=()) == []
+
+
+@pytest.mark.slow
+def test_training_tensorboard_and_report_all_warn(tmp_path, monkeypatch, capsys):
+    make_mesh = sharding.make_mesh
+    monkeypatch.setattr(sharding, "make_mesh", lambda fsdp=1: make_mesh(jax.devices()[:1]))
+    config = tiny_config(span={"kind": "dynamic", "penalty": 1.0}, log={"every_steps": 3}, train={"steps": 8})
+    assert train.train(config, tmp_path, "command") == 0
+    summary = json.loads((tmp_path / "report" / "summary.json").read_text())
+    page, printed = (tmp_path / "report" / "index.html").read_text(), capsys.readouterr().out
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    logged = events.read_bytes()
+    assert summary["concerns"]
+    for concern in summary["concerns"]:
+        assert f"warning: {concern['found']}. {concern['advice']}" in printed
+        assert f"health/{concern['name']}".encode() in logged
+        assert concern["advice"].encode() in logged
+        assert concern["found"] in html.unescape(page)

@@ -32,6 +32,7 @@ NUMPY_ONLY = {
     "entropy.py",
     "config.py",
     "errors.py",
+    "flag_errors.py",
     "lock.py",
     "sealed.py",
     "verify.py",

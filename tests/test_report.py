@@ -9,13 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 from numpy.testing import assert_allclose, assert_array_equal
 
 from adaptive_span_jax import corpus, flops, model, observation, report, sharding, train
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.figures.attention import attention_patterns, short_and_long_head
+from adaptive_span_jax.figures.drawing import BLUE, GREEN, PINK, RED, shades
 from adaptive_span_jax.figures.passage import passage_spans
-from adaptive_span_jax.figures.spans import spans_by_layer
+from adaptive_span_jax.figures.spans import span_history, spans_by_layer
 from adaptive_span_jax.figures.sweep import Point, span_sweep
 from adaptive_span_jax.memory import shift_in
 from adaptive_span_jax.paper_tables import Row, shown, tables
@@ -57,7 +59,12 @@ def test_a_finished_run_has_a_report(tmp_path, one_device, capsys):
     assert summary["average_span"] == pytest.approx(result["average_span"])
     assert summary["flops_per_token"] == pytest.approx(result["flops_per_token"])
 
+    logged = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert summary["input_share"] == np.median([line["input_share"] for line in logged if "input_share" in line])
+    assert 0 < summary["input_share"] < 1
+
     page = (target / "index.html").read_text()
+    assert "of training time spent fetching text" in page
     for name in FIGURES:
         assert f'<figure id="{name}">' in page
         assert (target / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -168,6 +175,37 @@ def test_any_byte_can_be_shown():
     ElementTree.fromstring(drawing.svg())
     assert drawing.rows[ord("a")][2] == "a"
     assert drawing.rows[200][2] == "·"
+
+
+def test_data_is_visible_on_light_and_on_dark():
+    """The contrast of lines and dots to the page's two backgrounds: at least 3, as WCAG asks of graphics."""
+
+    def luminance(colour):
+        channels = np.array(to_rgb(colour))
+        linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+        return linear @ [0.2126, 0.7152, 0.0722]
+
+    for colour in (BLUE, GREEN, RED, PINK, *shades(24)):
+        for background in ("#ffffff", "#181c22"):
+            low, high = sorted(
+                (luminance(colour[:3] if not isinstance(colour, str) else colour), luminance(background))
+            )
+            assert (high + 0.05) / (low + 0.05) > 3, (colour, background)
+
+
+def test_a_phone_shows_letters_of_eight_dots():
+    weight_LHS = np.full((24, 8, 64), 1 / 64)
+    z_NLH = np.ones((3, 24, 8))
+    for drawing in (
+        spans_by_layer(z_NLH[0], 5, 37),
+        span_history(np.arange(3), z_NLH, 5, 37),
+        attention_patterns(weight_LHS, z_NLH[0], 32, 100),
+    ):
+        svg = drawing.svg()
+        width = float(re.findall(r'viewBox="0 0 ([0-9.]+)', svg)[0])
+        sizes = [float(size) for size in re.findall(r"font-size: ([0-9.]+)px", svg)]
+        # 320 dots: a narrow phone's 360 but for the margins of page and card.
+        assert min(sizes) * 320 / width >= 8, drawing.name
 
 
 def test_figures_take_the_colour_of_the_text_around_them():

@@ -1,6 +1,7 @@
 """A trained run as an object and on the command line: its numbers agree with each other, its text never crashes."""
 
 import dataclasses
+import io
 import json
 import math
 import sys
@@ -13,9 +14,11 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import adaptive_span_jax
-from adaptive_span_jax import compress, convert, evaluate, generate, sampling, sharding, step, train
+from adaptive_span_jax import compress, convert, evaluate, flops, generate, sampling, sharding, step, train
 from adaptive_span_jax.config import GenerateConfig
 from adaptive_span_jax.errors import UserError
+from adaptive_span_jax.finished_model import FinishedModel
+from adaptive_span_jax.model import init
 from adaptive_span_jax.score import make_finished_step, score, score_finished
 from tests.conftest import tiny_config
 
@@ -83,6 +86,30 @@ def test_logprobs_and_spans_are_what_evaluation_gives(model):
     assert_allclose(model.spans(), np.minimum(expected.z_LH + CONFIG.span.ramp, CONFIG.span.limit), rtol=1e-6)
 
 
+@pytest.mark.parametrize("streams", [1, 3, 5])
+def test_exact_scores_do_not_depend_on_how_the_text_is_cut(model, streams):
+    """Every target once, each stream from empty memory: the segment's length changes nothing, streams only that."""
+    mesh, ids = MAKE_MESH(jax.devices()[:1]), model.encode(TEXT)
+    length = -(-(ids.size - 1) // streams)
+    pieces = [model.logprobs(TEXT[start : start + length + 1]) for start in range(0, ids.size - 1, length)]
+    expected = -np.concatenate(pieces).mean(dtype=np.float64)
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *model.finished.weights["layers"])
+    params = model.finished.weights | {"layers": stacked}
+    for segment in (7, 13, 64):
+        config = dataclasses.replace(
+            CONFIG,
+            train=dataclasses.replace(CONFIG.train, segment=segment),
+            evaluate=dataclasses.replace(CONFIG.evaluate, streams=streams),
+        )
+        finished = dataclasses.replace(model.finished, config=config)
+        found = [
+            score(config, params, ids, "exact", step.make_eval_step(config, mesh), mesh),
+            score_finished(finished, ids, "exact", make_finished_step(finished, mesh), mesh),
+        ]
+        assert [each.tokens for each in found] == [ids.size - 1] * 2
+        assert_allclose([each.nats for each in found], expected, atol=1e-5)
+
+
 def test_generated_text_has_the_probability_that_evaluation_gives_it(model):
     compiled = model._read._cache_size(), model._advance._cache_size()
     for prompt in (TEXT[:1], TEXT[:64], TEXT[:201]):
@@ -95,6 +122,45 @@ def test_generated_text_has_the_probability_that_evaluation_gives_it(model):
     # One compilation for chunks and one for single tokens, whatever the prompt.
     assert model._read._cache_size() <= compiled[0] + 1
     assert model._advance._cache_size() <= compiled[1] + 1
+
+
+def test_memory_does_not_grow_with_the_text(model):
+    """The arrays on the devices are as many, and as large, after many symbols as after few."""
+
+    def held(length):
+        for _ in model.continuation(TEXT[:9], length, 1, sampling.Sampling(), seed=1):
+            pass
+        return sum(array.nbytes for array in jax.live_arrays())
+
+    def on_the_way(length):
+        steps = model.continuation(TEXT[:9], length, 1, sampling.Sampling(), seed=1)
+        sizes = [sum(array.nbytes for array in jax.live_arrays()) for _ in steps]
+        return max(sizes[3 : length // 2]), max(sizes[length // 2 : -3])
+
+    held(4)  # compiled, and what is kept of it is there
+    assert held(4) == held(150)
+    early, late = on_the_way(300)
+    assert late == early
+
+
+def test_a_symbol_costs_what_the_spans_cost_not_what_the_limit_is():
+    def cost(limit):
+        config = tiny_config(span={"limit": limit}, model={"layers": 2})
+        params = model_of(config)
+        finished = FinishedModel.of(config, params)
+        cache = finished.empty_cache(1, MAKE_MESH(jax.devices()[:1]))
+        one = jax.jit(finished.read).lower(finished.weights, np.zeros((1, 1), np.int32), cache)
+        analysis = one.compile().cost_analysis()
+        assert analysis
+        return analysis["flops"], sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
+
+    def model_of(config):
+        params = init(config, 11, jax.random.key(0))
+        fraction = np.array([[3.0, 40.0], [0.0, 20.0]], np.float32) / config.span.limit
+        params["layers"]["attention"]["span"]["span_fraction_H"] = fraction
+        return params
+
+    assert cost(200) == cost(6000)
 
 
 def test_the_same_seed_gives_the_same_text(model):
@@ -134,6 +200,25 @@ def test_generate_shows_the_text_and_survives_any_bytes(loaded, run, capsys, mon
     assert "\ufffd" in capsys.readouterr().out
 
 
+class Watched(io.StringIO):
+    """A terminal that notes how much it has shown each time it is told to show what it has."""
+
+    def __init__(self):
+        super().__init__()
+        self.shown = []
+
+    def flush(self):
+        self.shown.append(len(self.getvalue()))
+
+
+def test_text_is_shown_symbol_by_symbol(loaded, run, monkeypatch):
+    screen = Watched()
+    monkeypatch.setattr(sys, "stdout", screen)
+    assert generate.generate(how(), run, "latest", "def ", None) == 0
+    start = screen.getvalue().index("def ") + len("def ")
+    assert [each for each in screen.shown if each > start][:30] == [start + number for number in range(1, 31)]
+
+
 @pytest.mark.parametrize(
     ("prompt", "file", "expected"),
     [
@@ -152,12 +237,29 @@ def test_bad_prompts_are_named(loaded, run, prompt, file, expected):
 def test_any_checkpoint_can_be_evaluated(run, monkeypatch, capsys):
     monkeypatch.setattr(sharding, "make_mesh", ONE_DEVICE["make_mesh"])
     results = {}
+    # The checkpoint knows its model and text; how to evaluate is the command's.
+    other = tiny_config(model={"width": 30}, data={"max_bytes": 5}, evaluate={"streams": 2})
     for which in ("30", "best"):
-        assert evaluate.evaluate(CONFIG, run, which) == 0
+        assert evaluate.evaluate(other, run, which) == 0
         results[which] = json.loads((run / "evaluation.json").read_text())
     assert results["30"]["step"] == 30
     assert results["best"]["step"] == 60
     assert results["best"]["dev_exact"]["bits"] < results["30"]["dev_exact"]["bits"]
+    printed = capsys.readouterr().out
+    for name in ("dev_published", "dev_exact", "test_published", "test_exact"):
+        found = results["best"][name]
+        assert found["perplexity"] == pytest.approx(2 ** found["bits"])
+        assert found["tokens"] > 0 < found["tokens_per_second"]
+        assert f"{name.replace('_', ', ')}" in printed
+        assert (
+            f"{found['bits']:.4f} bits per byte, perplexity {found['perplexity']:.3f}, {found['tokens']:,} tokens"
+            in printed
+        )
+    for name in ("dev_exact", "test_exact"):
+        assert results["best"][name]["flops_per_token"] == flops.paper_flops(
+            CONFIG, results["best"][name]["average_span"]
+        )
+    assert f"{results['best']['test_exact']['average_span']:.1f} positions" in printed
     with pytest.raises(UserError, match=r"no checkpoint '7'; name a step, latest or best. There are: 30, 60 \(best\)"):
         evaluate.evaluate(CONFIG, run, "7")
 
@@ -225,8 +327,10 @@ def test_files_are_compressed_and_restored(loaded, run, tmp_path, capsys):
     source = tmp_path / "text"
     source.write_bytes(TEXT)
     assert compress.compress(run, "latest", source, None) == 0
-    with pytest.raises(UserError, match="exists and is not overwritten"):
+    with pytest.raises(UserError, match="text exists and is not overwritten"):
         compress.decompress(run, "latest", tmp_path / "text.adspan", None)
+    with pytest.raises(UserError, match="adspan exists and is not overwritten"):
+        compress.compress(run, "latest", source, None)
     assert compress.decompress(run, "latest", tmp_path / "text.adspan", tmp_path / "again") == 0
     assert (tmp_path / "again").read_bytes() == TEXT
     assert "bits per byte" in capsys.readouterr().out

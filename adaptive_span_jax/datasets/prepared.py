@@ -39,7 +39,7 @@ def is_prepared(name: str, directory: Path) -> bool:
 def read(name: str, directory: Path) -> tuple[bytearray, bytearray, bytearray]:
     """The prepared texts of train, dev and test.
 
-    Read without TFDS, whose import takes longer than reading 100 MB; `tests/test_datasets.py` holds it against TFDS.
+    Read without TFDS, whose import takes longer than reading 100 MB; `tests/datasets/` holds it against TFDS.
     """
     folder = _folder(name, directory)
     try:

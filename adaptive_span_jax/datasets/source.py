@@ -68,8 +68,12 @@ def checked_text(source: Source, path: Path) -> bytes:
     try:
         text = unpacked(path)
     except UserError as error:
-        expected = f"Expected {source.text_bytes:,} bytes with SHA-256 {source.text_sha256} once unpacked."
-        raise UserError(f"{error} {expected} {source.advice}") from error
+        packed = path.read_bytes()
+        raise UserError(
+            f"{error} Expected {source.text_bytes:,} bytes with SHA-256 {source.text_sha256} once unpacked, found "
+            f"{len(packed):,} bytes with SHA-256 {hashlib.sha256(packed).hexdigest()} that cannot be unpacked. "
+            f"{source.advice}"
+        ) from error
     _check(source, f"The text in {path}", text, source.text_bytes, source.text_sha256)
     return text
 
@@ -84,14 +88,15 @@ def _check(source: Source, what: str, content: bytes, expected_bytes: int, expec
 
 
 def _fetch_patiently(source: Source, partial: Path, path: Path) -> None:
-    console = Console(stderr=True)
+    console = Console(stderr=True, soft_wrap=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=console) as progress:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return _fetch(source, partial, progress)
             except (OSError, http.client.HTTPException) as error:
-                reason = str(error) or type(error).__name__
+                cause = error.reason if isinstance(error, urllib.error.URLError) else error
+                reason = str(error if isinstance(error, urllib.error.HTTPError) else cause) or type(error).__name__
                 final = attempt == ATTEMPTS
                 if isinstance(error, urllib.error.HTTPError):
                     error.close()

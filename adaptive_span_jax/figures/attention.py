@@ -34,13 +34,14 @@ def attention_patterns(weight_LHS: np.ndarray, z_LH: np.ndarray, ramp: int, quer
     axes.set(xscale="log", yscale="log", ylim=(max(lowest / 2, 1e-6), 1.2), xlim=(0.9, limit * 1.1))
     axes.set(xlabel="distance (positions back, log scale)", ylabel="mean attention weight (log scale)")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))  # exponents would be too small to read
     axes.legend(loc="lower left", fontsize=8)
     means = [(weight_LHS[at] * distance_S).sum() for at in chosen]
     (short_layer, short), (long_layer, long) = chosen
     return Drawing(
         name="attention",
         title="Where a short and a long head look",
-        caption=f"Attention by distance, averaged over {queries:,} tokens of dev; dotted: where the mask ends "
+        caption=f"Attention by distance, averaged over {queries:,} tokens of dev; dotted: their spans "
         "(paper, Figure 1).",
         alt=f"Head {short + 1} of layer {short_layer + 1} looks {means[0]:.0f} positions back on average, "
         f"head {long + 1} of layer {long_layer + 1} {means[1]:.0f}.",

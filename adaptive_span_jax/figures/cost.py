@@ -9,7 +9,7 @@ from matplotlib.ticker import StrMethodFormatter
 
 from adaptive_span_jax import flops, span
 from adaptive_span_jax.config import Config
-from adaptive_span_jax.figures.drawing import BLUE, GREEN, ORANGE, RED, Drawing, panels, styled
+from adaptive_span_jax.figures.drawing import BLUE, GREEN, PINK, RED, Drawing, panels, styled
 
 
 @styled
@@ -20,7 +20,7 @@ def cost_by_limit(config: Config, z_LH: np.ndarray, furthest_z_LH: np.ndarray) -
     names = ("fixed_span", "this_model", "this_model_executed", "this_model_published_algorithm")
     rows = [(limit, *(round(cost) for cost in _costs(config, z_LH, furthest_z_LH, limit))) for limit in limits]
     figure, axes = panels()
-    looks = ((RED, "--", "s"), (BLUE, "-", "o"), (GREEN, ":", "^"), (ORANGE, "-.", "v"))
+    looks = ((RED, "--", "s"), (BLUE, "-", "o"), (GREEN, ":", "^"), (PINK, "-.", "v"))
     labels = (
         "fixed spans of S",
         "this model's spans",

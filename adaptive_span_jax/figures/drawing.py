@@ -1,7 +1,8 @@
 """What every figure has in common: its look, and the files it becomes (SVG, PNG and the numbers as CSV).
 
 Text and axes are drawn in one ink, which becomes `currentColor` in SVG: the same file is readable on light and on dark
-backgrounds. Data is drawn in the colours of Okabe and Ito, which colour-blind people tell apart, or in cividis.
+backgrounds. Data is drawn in those colours of Okabe and Ito, which colour-blind people tell apart, that both
+backgrounds leave visible, or in shades between two of them.
 """
 
 import csv
@@ -16,10 +17,14 @@ import numpy as np
 
 matplotlib.use("Agg")  # no screen is needed, and none is opened
 
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 INK = "#1c2024"
-BLUE, ORANGE, GREEN, RED, PINK, SKY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9"
+BLUE, GREEN, RED, PINK = "#0072b2", "#009e73", "#d55e00", "#cc79a7"
+
+# Inches. A phone shows the figure at about 72 dots an inch: text of 8 points is then 8 dots high.
+WIDTH = 4.4
 
 _STYLE = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
@@ -80,10 +85,15 @@ class Drawing:
         return file.getvalue()
 
 
-def panels(rows: int = 1, columns: int = 1, *, width: float = 5.2, height: float = 2.9, **options: Any) -> Any:
+def panels(rows: int = 1, columns: int = 1, *, width: float = WIDTH, height: float = 2.9, **options: Any) -> Any:
     """(figure, axes), laid out tightly; axes is an array unless there is only one panel."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(rows, columns, **options)
+
+
+def shades(count: int) -> np.ndarray:
+    """Colours in order, first to last, all of them visible on light and on dark."""
+    return LinearSegmentedColormap.from_list("shades", [BLUE, "#858585", RED])(np.linspace(0, 1, count))
 
 
 def pixels(figure: Figure) -> np.ndarray:

@@ -6,7 +6,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 
-from adaptive_span_jax.figures.drawing import BLUE, INK, Drawing, panels, styled
+from adaptive_span_jax.figures.drawing import BLUE, INK, Drawing, panels, shades, styled
 
 
 def span_heat_map(z_LH: np.ndarray, ramp: int, limit: int) -> Figure:
@@ -43,7 +43,7 @@ def spans_by_layer(z_LH: np.ndarray, ramp: int, limit: int) -> Drawing:
     figure, axes = panels()
     # Heads of a layer stand side by side, so that equal spans do not hide each other.
     layer_LH = np.arange(1, layers + 1)[:, None] + 0.5 * (np.arange(heads)[None, :] + 0.5 - heads / 2) / heads
-    axes.plot(layer_LH.ravel(), span_LH.ravel(), "o", color=BLUE, markersize=4, alpha=0.8)
+    axes.plot(layer_LH.ravel(), span_LH.ravel(), "o", color=BLUE, markersize=4)
     _span_axis(axes, ramp, limit)
     axes.set(xlabel="layer", ylabel="span (positions, log scale)", xlim=(0.4, layers + 0.6))
     axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
@@ -69,7 +69,7 @@ def span_history(steps_N: np.ndarray, z_NLH: np.ndarray, ramp: int, limit: int) 
     span_NLH = spans_of(z_NLH, ramp, limit)
     layers = span_NLH.shape[1]
     figure, axes = panels()
-    colours = matplotlib.colormaps["cividis"](np.linspace(0.25, 0.9, layers))
+    colours = shades(layers)
     for layer in range(layers):
         lines = axes.plot(steps_N, span_NLH[:, layer], color=colours[layer], linewidth=1)
         lines[0].set_label(f"layer {layer + 1}")
@@ -77,12 +77,15 @@ def span_history(steps_N: np.ndarray, z_NLH: np.ndarray, ramp: int, limit: int) 
     axes.set(xlabel="step", ylabel="span (positions, log scale)")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    figure.legend(loc="outside right upper", fontsize=7, ncols=1 + (layers - 1) // 16)
+    # Of many layers some are named: colours follow the order.
+    handles, labels = axes.get_legend_handles_labels()
+    every = -(-layers // 12)
+    figure.legend(handles[::every], labels[::every], loc="outside right upper", fontsize=8, handlelength=1.2)
     first, last = span_NLH[0].mean(), span_NLH[-1].mean()
     return Drawing(
         name="span_history",
         title="Spans over training",
-        caption="One line per head, one colour per layer.",
+        caption="One line per head; colours go from the first layer to the last.",
         alt=f"Spans of all heads between step {steps_N[0]} and step {steps_N[-1]}: from {first:.0f} to {last:.0f} "
         "positions on average.",
         figure=figure,
@@ -98,10 +101,11 @@ def _span_axis(axes: matplotlib.axes.Axes, ramp: int, limit: int) -> None:
     """A logarithmic axis from the shortest to the longest span possible, both marked."""
     shortest = min(ramp, limit)
     axes.set_yscale("log", base=2)
-    axes.set_ylim(shortest / 1.3, limit * 1.3)
+    space = max((limit / shortest) ** 0.08, 1.3)  # for the two marks
+    axes.set_ylim(shortest / space, limit * space)
     axes.yaxis.set_major_locator(LogLocator(base=2, numticks=8))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     for value, name, side in ((shortest, f"R = {shortest:,}", -1), (limit, f"S = {limit:,}", 1)):
         axes.axhline(value, color=INK, linewidth=0.8, linestyle=":")
         axes.annotate(name, (1, value), (-2, 2 * side), xycoords=("axes fraction", "data"), textcoords="offset points",
-                      ha="right", va="bottom" if side > 0 else "top", fontsize=7)  # fmt: skip
+                      ha="right", va="bottom" if side > 0 else "top", fontsize=8)  # fmt: skip

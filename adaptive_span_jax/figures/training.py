@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from adaptive_span_jax.figures.drawing import BLUE, GREEN, ORANGE, RED, Drawing, panels, styled
+from adaptive_span_jax.figures.drawing import BLUE, GREEN, PINK, RED, Drawing, panels, styled
 
 
 @styled
@@ -22,7 +22,7 @@ def training_curves(lines: Sequence[dict[str, Any]], unit: str) -> Drawing:
     draw(bits, trained, "train_bits", BLUE, "-", "train")
     draw(bits, evaluated, "dev_bits", RED, "o-", "dev")
     draw(rate, trained, "learning_rate", GREEN, "-", None)
-    draw(speed, trained, "tokens_per_second", ORANGE, "-", None)
+    draw(speed, trained, "tokens_per_second", PINK, "-", None)
     bits.set(ylabel=f"bits per {unit}")
     bits.legend()
     rate.set(ylabel="learning rate", ylim=(0, None))
