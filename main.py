@@ -14,7 +14,7 @@ from pathlib import Path
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from adaptive_span_jax import verify
+from adaptive_span_jax import storage, verify
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.errors import UserError
 
@@ -56,9 +56,7 @@ def main(argv: list[str]) -> int:
     file, _, argument = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
     config = _read_config(file)
     name = Path(file).stem + (f"_{argument}" if argument else "")
-    if "://" in (_WORKDIR.value or ""):
-        raise UserError(f"--workdir={_WORKDIR.value}: object storage must be mounted; name the folder where it is")
-    directory = Path(_WORKDIR.value or f"runs/{name}")
+    directory = storage.place(_WORKDIR.value or f"runs/{name}")
     command = " ".join(["python", *(word for word in sys.argv if not word.startswith("--mode"))])
 
     for flag, modes in _OF_MODES:
@@ -167,6 +165,15 @@ if __name__ == "__main__":
             file=sys.stderr,
         )
         sys.exit(2)
+    except Exception as error:
+        if not storage.is_failure(error):
+            raise
+        print(
+            f"error: the bucket does not answer as it should ({str(error).strip() or repr(error)}); "
+            "what was reported as saved is safe. Start the same command again",
+            file=sys.stderr,
+        )
+        sys.exit(1)  # not 2, which tells schedulers that no second try would help
     except KeyboardInterrupt:
         print("Stopped; nothing to save.", file=sys.stderr)
         sys.exit(130)
