@@ -51,8 +51,13 @@ def only_user(workdir: Path) -> Iterator[None]:
         yield
         return
     if storage.in_bucket(workdir):
-        display.say(f"warning: {workdir} is in a bucket, which has no locks; see that no other run uses it")
-        yield
+        with lock.tag(workdir / ".lock") as before:
+            if before:
+                display.say(
+                    f"warning: {before} has used {workdir} and not said that it ended; see that it does not run any "
+                    "more, because a bucket has no locks"
+                )
+            yield
         return
     try:
         with lock.hold(workdir / ".lock", wait=False) as alone:

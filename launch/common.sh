@@ -55,6 +55,15 @@ names_a_config() {
   return 1
 }
 
+# Whether the run is kept in a bucket, which needs requirements-gcs.txt.
+in_bucket() {
+  local word
+  for word in "$@"; do
+    [[ $word == --workdir=gs://* ]] && return 0
+  done
+  return 1
+}
+
 # Files of the repository that a run needs, packed for another machine.
 pack_code() { # archive
   act tar --create --gzip --file "$1" --exclude=./.git --exclude=./.venv --exclude=./runs --exclude='__pycache__' \

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -177,7 +178,6 @@ def test_every_mode_works_in_a_bucket(bucket, capsys, tmp_path):
 
     assert train.train(config, place, "command") == 0
     printed = capsys.readouterr().out
-    assert "is in a bucket, which has no locks" in printed
     assert "step 10 is saved" in printed
     assert sealed.sealed_steps(place / "checkpoints") == [12]
     lines = [json.loads(line) for line in bucket.objects["modes/metrics.jsonl"].content.splitlines()]
@@ -202,6 +202,17 @@ def test_every_mode_works_in_a_bucket(bucket, capsys, tmp_path):
     tuned = dataclasses.replace(config, init_from="gs://bucket/modes")
     assert train.train(tuned, tmp_path / "tuned", "command") == 0
     assert "weights of step 12 of gs://bucket/modes" in capsys.readouterr().out
+
+
+def test_who_has_not_said_that_he_ended_is_named(bucket, capsys):
+    place = storage.place("gs://bucket/tagged")
+    with workdir.only_user(place):
+        assert bucket.objects["tagged/.lock"].content.startswith(f"process {os.getpid()} on ".encode())
+        assert capsys.readouterr().out == ""
+        with workdir.only_user(place):
+            assert f"warning: process {os.getpid()} on " in capsys.readouterr().out
+    with workdir.only_user(place):
+        assert capsys.readouterr().out == ""
 
 
 def test_a_bucket_that_is_not_there_is_named(bucket):
