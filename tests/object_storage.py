@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import json
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -38,6 +39,11 @@ class ObjectStorage(ThreadingHTTPServer):
         self.guard = threading.Lock()
         self.count = itertools.count(1)
         self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Says nothing of connections that a killed process has left."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     def environment(self) -> dict[str, str]:
         """What sends gcsfs and TensorStore here."""

@@ -15,7 +15,7 @@ import jax
 import pytest
 from numpy.testing import assert_array_equal
 
-from adaptive_span_jax import doctor, evaluate, generate, report, sealed, storage, train, verify, workdir
+from adaptive_span_jax import doctor, evaluate, generate, report, sealed, sharding, storage, train, verify, workdir
 from adaptive_span_jax.errors import UserError
 from tests import object_storage
 from tests.conftest import tiny_config
@@ -23,7 +23,9 @@ from tests.object_storage import ObjectStorage
 from tests.test_kill import FIELDS, INTERVAL, ROOT, Life, last_state
 from tests.test_sealed import CONTENT
 
-pytest.importorskip("gcsfs", reason="buckets need requirements-gcs.txt")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("gcsfs") is None, reason="needs gcsfs: pip install -r requirements-gcs.txt"
+)
 
 
 @pytest.fixture(scope="module")
@@ -167,12 +169,12 @@ def test_moving_that_is_cut_short_loses_nothing(bucket, cut_off):
         assert len(bucket.names(f"move{changes}/checkpoints/damaged/")) == len(CONTENT) + 1
 
 
-def test_every_mode_works_in_a_bucket(bucket, capsys, tmp_path):
+def test_every_mode_works_in_a_bucket(bucket, capsys, tmp_path, monkeypatch):
+    mesh = sharding.make_mesh(jax.devices()[:1])
+    monkeypatch.setattr(sharding, "make_mesh", lambda devices=None, fsdp=1: mesh)
     place = storage.place("gs://bucket/modes")
     config = tiny_config(train={"steps": 12}, log={"every_steps": 4}, checkpoint={"every_steps": 5, "keep": 1})
-    assert (
-        doctor.doctor(dataclasses.replace(config, train=dataclasses.replace(config.train, batch_size=8)), place, 8) == 0
-    )
+    assert doctor.doctor(config, place, expected=8) == 0
     assert "gs://bucket/modes can be written, in a bucket" in capsys.readouterr().out
     assert bucket.names("modes") == []
 
@@ -184,7 +186,7 @@ def test_every_mode_works_in_a_bucket(bucket, capsys, tmp_path):
     assert [line["step"] for line in lines if "train_bits" in line] == [4, 8]
     assert json.loads(bucket.objects["modes/config.json"].content) == json.loads(config.to_json())
     assert len(bucket.names("modes/tensorboard/events")) == 1
-    assert bucket.objects["modes/report/index.html"].content.startswith(b"<!doctype html>")
+    assert bucket.objects["modes/report/index.html"].content.startswith(b"<!DOCTYPE html>")
     assert bucket.objects["modes/report/spans.png"].content.startswith(b"\x89PNG")
     assert train.train(config, place, "command") == 0
     assert "This run is complete" in capsys.readouterr().out
