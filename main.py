@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
     for flag, modes in _OF_MODES:
         if flag.present and _MODE.value not in modes:
             raise UserError(f"--{flag.name} is for --mode={' or '.join(modes)}, not for {_MODE.value}")
-    # Orbax reports every rename, and prints the traceback of an error that it raises besides; gcsfs every file it reads.
+    # Orbax reports every rename, and prints the traceback of an error that it raises; gcsfs reports every file.
     logging.set_verbosity(logging.WARNING)
     logging.get_absl_logger().addFilter(lambda record: "orbax" not in record.pathname)
     if _MODE.value == "verify":
