@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 BUCKET = "bucket"
@@ -40,7 +40,7 @@ class ObjectStorage(ThreadingHTTPServer):
         self.count = itertools.count(1)
         self.url = f"http://127.0.0.1:{self.server_port}"
 
-    def handle_error(self, request: object, client_address: object) -> None:
+    def handle_error(self, request: Any, client_address: Any) -> None:
         """Says nothing of connections that a killed process has left."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)

@@ -5,11 +5,13 @@ import importlib.util
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -229,21 +231,30 @@ def run_main(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
-def test_a_run_killed_in_a_bucket_is_the_run_on_a_disk_that_never_was(bucket, tmp_path):
+def test_a_run_killed_in_a_bucket_is_the_run_on_a_disk_that_never_was(bucket, tmp_path, monkeypatch):
     """Real processes: killed in the middle of a save, gone on with, damaged, gone on with again."""
+    in_the_middle_of_a_save, go_on, write = threading.Event(), threading.Event(), bucket.write
+
+    def write_slowly(name: str, *arguments: Any) -> Any:
+        if name.startswith("killed/checkpoints/30/params/") and "/d/" in name:
+            in_the_middle_of_a_save.set()
+            go_on.wait(120)
+        return write(name, *arguments)
+
+    monkeypatch.setattr(bucket, "write", write_slowly)
     whole = Life(tmp_path / "whole", tmp_path / "jax", "adaptive", 60)
     assert whole.end() == 0, whole.printed
 
     place = storage.place("gs://bucket/killed")
     killed = Life(place, tmp_path / "jax", "adaptive", 60)
-    killed.wait_for("is saved", 2)
-    while killed.process.poll() is None and not [n for n in bucket.names("killed/") if n.endswith(".unfinished")]:
-        time.sleep(0.001)
+    assert in_the_middle_of_a_save.wait(120), killed.printed
     assert killed.end(signal.SIGKILL) == -signal.SIGKILL, killed.printed
+    go_on.set()
     last = Life(place, tmp_path / "jax", "adaptive", 60)
     assert last.end() == 0, last.printed
-    assert (last.started_at or 0) >= killed.reported >= 2 * INTERVAL
-    assert ".unfinished was being written when a process was killed; set aside: gs://" in last.printed
+    assert last.started_at == killed.reported == 2 * INTERVAL
+    assert "30.unfinished was being written when a process was killed; set aside: gs://" in last.printed
+    assert bucket.names("killed/checkpoints/damaged/30.unfinished/")
     check_same_ends(tmp_path / "whole", place)
 
     # The newest is damaged: verify says so, and the same command makes it again from the one before.
@@ -253,7 +264,8 @@ def test_a_run_killed_in_a_bucket_is_the_run_on_a_disk_that_never_was(bucket, tm
     bucket.write(name, bytes(content))
     found = run_main("--mode=verify")
     assert (found.returncode, found.stderr) == (1, "")
-    assert "step 60                        damaged: params/d/" in found.stdout
+    assert re.search(r"damaged/30.unfinished +set aside earlier", found.stdout)
+    assert re.search(r"step 60 +damaged: params/d/.* is not what was written", found.stdout)
     again = Life(place, tmp_path / "jax", "adaptive", 60)
     assert again.end() == 0, again.printed
     assert again.started_at == 50
