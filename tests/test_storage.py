@@ -224,6 +224,19 @@ def test_a_bucket_that_is_not_there_is_named(bucket):
         workdir.make_workdir(storage.place("gs://no-such-bucket/run"))
 
 
+def test_a_slurm_job_queues_again_until_its_result_is_in_the_bucket(bucket, monkeypatch):
+    if not (ROOT / ".venv" / "bin" / "python").exists():
+        pytest.skip("the script uses .venv, which launch/environment.sh makes")
+    monkeypatch.setenv("SLURM_JOB_ID", "11")
+    words = ["--nodes=1", "--dry-run", "--", "--config=configs/enwik8.py", "--workdir=gs://bucket/slurm"]
+    command = ["bash", "launch/slurm.sbatch", *words]
+    assert "scontrol requeue 11" in subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    bucket.write("slurm/result.json", b"{}")
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 0
+    assert "requeue" not in found.stdout
+
+
 def run_main(*arguments: str) -> subprocess.CompletedProcess:
     fields = FIELDS | {"span.kind": "adaptive", "train.steps": 60}
     command = [sys.executable, "main.py", "--workdir=gs://bucket/killed", *arguments]
