@@ -14,7 +14,7 @@ from pathlib import Path
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from adaptive_span_jax import flag_errors, verify
+from adaptive_span_jax import flag_errors, storage, verify
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.errors import UserError
 
@@ -56,19 +56,17 @@ def main(argv: list[str]) -> int:
     file, _, argument = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
     config = _read_config(file)
     name = Path(file).stem + (f"_{argument}" if argument else "")
-    if "://" in (_WORKDIR.value or ""):
-        raise UserError(f"--workdir={_WORKDIR.value}: object storage must be mounted; name the folder where it is")
-    directory = Path(_WORKDIR.value or f"runs/{name}")
+    directory = storage.place(_WORKDIR.value or f"runs/{name}")
     command = " ".join(["python", *(word for word in sys.argv if not word.startswith("--mode"))])
 
     for flag, modes in _OF_MODES:
         if flag.present and _MODE.value not in modes:
             raise UserError(f"--{flag.name} is for --mode={' or '.join(modes)}, not for {_MODE.value}")
-    if _MODE.value == "verify":
-        return verify.verify(directory, command)
-    # Orbax reports every rename, and prints the traceback of an error that it raises besides.
+    # Orbax reports every rename, and prints the traceback of an error that it raises; gcsfs reports every file.
     logging.set_verbosity(logging.WARNING)
     logging.get_absl_logger().addFilter(lambda record: "orbax" not in record.pathname)
+    if _MODE.value == "verify":
+        return verify.verify(directory, command)
     return _run(config, name, directory, command)
 
 
@@ -155,6 +153,15 @@ if __name__ == "__main__":
             file=sys.stderr,
         )
         sys.exit(2)
+    except Exception as error:
+        if not storage.is_failure(error):
+            raise
+        print(
+            f"error: the bucket does not answer as it should ({str(error).strip() or repr(error)}); "
+            "what was reported as saved is safe. Start the same command again",
+            file=sys.stderr,
+        )
+        sys.exit(1)  # not 2, which tells schedulers that no second try would help
     except KeyboardInterrupt:
         print("Stopped; nothing to save.", file=sys.stderr)
         sys.exit(130)

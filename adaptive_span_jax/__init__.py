@@ -11,7 +11,7 @@ Reading order, which is also the way the data flows:
     layer, model  tokens, memory → logits, memory
     loss, optimizer, train_state, step
     score         a text → bits per symbol
-    checkpoint    state, memory and position → disk → state     (sealed, lock, workdir, pretrained)
+    checkpoint    state, memory and position → disk → state     (sealed, saved, storage, lock, workdir, pretrained)
     machine       machines that are not here: their chips, and devices to compile for
     plan          does it fit such a machine, and how long may it take (roofline)
     doctor        what can be wrong with the machine that is here

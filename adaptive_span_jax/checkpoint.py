@@ -1,7 +1,7 @@
 """Orbax checkpoints: parameters, optimizer state, segment memory, and where in the text they stand.
 
     checkpoints/1000/params/, optimizer/, memory/    three trees of arrays, in orbax's format: OCDBT of zarr
-    checkpoints/1000/_CHECKPOINT_METADATA            JSON; its `custom_metadata` holds the fields of `Saved`
+    checkpoints/1000/_CHECKPOINT_METADATA            JSON; its `custom_metadata` holds the fields of `saved.Saved`
     checkpoints/1000/SHA256SUMS                      the hash of every other file
     checkpoints/1200.unfinished, damaged/…           see sealed.py
 
@@ -20,11 +20,8 @@ import dataclasses
 import errno
 import math
 import os
-import platform
-import shutil
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,35 +29,13 @@ import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-import adaptive_span_jax
-from adaptive_span_jax import display, hosts, sealed, sharding
+from adaptive_span_jax import display, hosts, sealed, sharding, storage
 from adaptive_span_jax.config import CheckpointConfig
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.model import Params
+from adaptive_span_jax.saved import Saved, versions
 from adaptive_span_jax.segments import Position
 from adaptive_span_jax.train_state import TrainState
-
-
-def versions() -> dict[str, str]:
-    """What a checkpoint is made with."""
-    libraries = {name: version(name) for name in ("jax", "flax", "optax", "orbax-checkpoint", "numpy")}
-    return {"adaptive_span_jax": adaptive_span_jax.__version__, "python": platform.python_version(), **libraries}
-
-
-@dataclasses.dataclass(frozen=True)
-class Saved:
-    """What is written beside a checkpoint's arrays."""
-
-    step: int
-    position: Position
-    seconds: float  # of training so far
-    fingerprint: str  # of the text
-    vocabulary: str  # symbol number i is the character with the byte's number
-    config: dict[str, Any]
-    learning_rate: float = 0.0  # of the next step; the schedule's own fields are in the config, its count is `step`
-    bad_steps: int = 0  # steps so far whose update was left out
-    dev_bits: float | None = None
-    versions: dict[str, str] = dataclasses.field(default_factory=versions)
 
 
 class Checkpoints:
@@ -71,7 +46,7 @@ class Checkpoints:
     ) -> None:
         """`agree`: clocks differ, so several processes must agree on whether it is time to save; see hosts.py."""
         self._agree = agree
-        self._directory = directory.absolute()
+        self._directory = directory if storage.in_bucket(directory) else directory.absolute()
         self._config = config
         self._damage: dict[int, str | None] = {}  # what was found in those that were checked
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
@@ -79,6 +54,7 @@ class Checkpoints:
         self._failure: UserError | None = None
         self._saved_at = time.monotonic()
         self._step: int | None = None  # of the newest save, whether it has been finished or not
+        self._safe: int | None = None  # of the newest save that is known to be whole
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -92,7 +68,7 @@ class Checkpoints:
         """The newest checkpoint whose content is what was written, if there is any; says what it passes over."""
         found = self._find_newest() if hosts.is_first() else None
         found = hosts.same_for_all(-1 if found is None else found)
-        self._step = None if found < 0 else found
+        self._step = self._safe = None if found < 0 else found
         if found >= 0 and not (self._directory / str(found)).is_dir():
             raise UserError(
                 f"{self._directory / str(found)}, which process 0 sees, is not here; use a --workdir on a file system "
@@ -167,8 +143,11 @@ class Checkpoints:
         # What is agreed on may be an answer from before the last save.
         return bool(late) and step > (self._step or 0) + 1
 
-    def save(self, state: TrainState, about: Saved) -> None:
-        """Starts saving; the state may be given away at once. Does nothing if this step was the last to be saved."""
+    def save(self, state: TrainState, about: Saved, logs: storage.Staged | None = None) -> None:
+        """Starts saving; the state may be given away at once. Does nothing if this step was the last to be saved.
+
+        `logs` are stored before: a run goes on with the lines up to its checkpoint.
+        """
         self._wait()
         step = about.step
         if step == self._step:
@@ -179,14 +158,14 @@ class Checkpoints:
         del fields["step"]
         arrays = {"params": state.params, "optimizer": state.opt_state, "memory": state.memory}
         try:
-            self._check_room(arrays)
+            self._begin(step, arrays)
             response = ocp.save_checkpointables_async(
                 str(sealed.unfinished(self._directory, step)), arrays, custom_metadata=fields
             )
         except Exception as error:
             self._fail(step, error)
         else:
-            self._pending = self._worker.submit(self._finish, response, step)
+            self._pending = self._worker.submit(self._finish, response, step, logs)
 
     def check(self) -> None:
         """Raises if a save has failed and the config says to stop then."""
@@ -206,44 +185,57 @@ class Checkpoints:
             pending, self._pending = self._pending, None
             pending.result()
 
-    def _finish(self, response: Any, step: int) -> None:
+    def _finish(self, response: Any, step: int, logs: storage.Staged | None) -> None:
         """In the background: waits until all is written, seals it, deletes what is no longer kept."""
         try:
             response.result()
+            if logs is not None:
+                logs.store()
             if hosts.is_first():
                 sealed.seal(self._directory, step)
         # Whatever the libraries call a full disk or a lost connection, it is a save that failed and is said to be one.
         except Exception as error:
             self._fail(step, error)
             return
-        self._failure = None
+        self._failure, self._safe = None, step
         if hosts.is_first():
             display.say(f"step {step:,} is saved")
-            self._thin_out()
+            try:
+                self._thin_out()
+            except Exception as error:
+                display.say(f"warning: checkpoints that are no longer kept could not be deleted ({_reason(error)})")
 
     def _fail(self, step: int, error: Exception) -> None:
-        steps = sealed.sealed_steps(self._directory)
-        safe = f"that of step {steps[-1]:,} is safe" if steps else "there is none yet"
+        safe = "there is none yet" if self._safe is None else f"that of step {self._safe:,} is safe"
         what = f"the checkpoint of step {step:,} could not be written to {self._directory} ({_reason(error)}); {safe}"
-        self._failure = UserError(f"{what}. Make room and start the same command again")
+        mend = "See that the bucket can be reached" if storage.in_bucket(self._directory) else "Make room"
+        self._failure = UserError(f"{what}. {mend} and start the same command again")
         self._failure.__cause__ = error
         self._remove_remains()
         if self._config.on_failure == "continue":
-            display.say(f"warning: {what}. Training goes on; make room before the next one is due")
+            display.say(f"warning: {what}. Training goes on; {mend[0].lower()}{mend[1:]} before the next one is due")
 
-    def _check_room(self, arrays: Any) -> None:
-        """A save that does not fit is not begun."""
-        self._directory.mkdir(parents=True, exist_ok=True)
-        fits = sharding.total_bytes(arrays) <= shutil.disk_usage(self._directory).free
-        if not hosts.same_for_all(fits):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def _begin(self, step: int, arrays: Any) -> None:
+        """A save that does not fit is not begun. What process 0 finds holds for all of them."""
+        refused = None
+        if hosts.is_first():
+            try:
+                storage.make_folder(self._directory)
+                if sharding.total_bytes(arrays) > storage.free_bytes(self._directory):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                sealed.begin(self._directory, step)
+            except Exception as error:
+                refused = error
+        if not hosts.same_for_all(refused is None):
+            raise refused or OSError("process 0 could not begin to write it")
 
     def _remove_remains(self) -> None:
         """What a failed save has written takes the room that the next one needs. Threads of it may still be writing, so
         this is tried again later."""
         if self._failure is not None and hosts.is_first():
-            for folder in sealed.leftovers(self._directory):
-                shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(Exception):
+                for folder in sealed.leftovers(self._directory):
+                    sealed.discard(folder, as_far_as_possible=True)
 
     def _thin_out(self) -> None:
         """Keeps the newest few and the best."""

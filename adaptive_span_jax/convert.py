@@ -23,7 +23,7 @@ import numpy as np
 import optax
 
 from adaptive_span_jax import corpus as corpora
-from adaptive_span_jax import display, published_checkpoint, sharding, workdir
+from adaptive_span_jax import display, published_checkpoint, sharding, storage, workdir
 from adaptive_span_jax.checkpoint import Checkpoints, Saved
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.errors import UserError
@@ -185,7 +185,7 @@ def main(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", type=Path, help="the PyTorch checkpoint: read, or with --to-torch written")
-    parser.add_argument("--workdir", type=Path, required=True, help="the run: written, or with --to-torch read")
+    parser.add_argument("--workdir", required=True, help="the run: written, or with --to-torch read")
     parser.add_argument("--to-torch", action="store_true", help="from the run to PyTorch")
     parser.add_argument("--step", default="latest", help="--to-torch: latest, best or a step")
     parser.add_argument("--config", type=Path, help="what the file does not say, a file of configs/")
@@ -194,10 +194,11 @@ def main(arguments: list[str]) -> int:
     )
     options = parser.parse_args(arguments)
     try:
+        directory = storage.place(options.workdir)
         if options.to_torch:
-            to_torch(options.file, options.workdir, options.step)
+            to_torch(options.file, directory, options.step)
         else:
-            from_torch(options.file, options.workdir, options.config, options.set)
+            from_torch(options.file, directory, options.config, options.set)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

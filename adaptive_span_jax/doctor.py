@@ -8,7 +8,6 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from adaptive_span_jax import corpus as corpora
-from adaptive_span_jax import display, plan, sharding, workdir
+from adaptive_span_jax import display, plan, sharding, storage, workdir
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.segments import Streams
@@ -110,8 +109,8 @@ def check_workdir(config: Config, directory: Path) -> str:
     workdir.make_workdir(directory)
     needed = sharding.total_bytes(plan.abstract(config, sharding.make_mesh(fsdp=config.mesh.fsdp))[0])
     workdir.check_space(directory, needed, config.checkpoint.keep)
-    free = shutil.disk_usage(directory).free
-    return f"{directory} can be written, {display.size(free)} free, a checkpoint takes {display.size(needed)}"
+    room = "in a bucket" if storage.in_bucket(directory) else f"{display.size(storage.free_bytes(directory))} free"
+    return f"{directory} can be written, {room}, a checkpoint takes {display.size(needed)}"
 
 
 def check_data(config: Config) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from adaptive_span_jax import corpus as corpora
-from adaptive_span_jax import display, flops, hosts, sharding, span, workdir
+from adaptive_span_jax import display, flops, hosts, sharding, span, storage, workdir
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.finished_model import FinishedModel
 from adaptive_span_jax.score import PROTOCOLS, make_finished_step, score_finished
@@ -54,5 +54,5 @@ def evaluate(asked: Config, directory: Path, which: str) -> int:
     rows["FLOPS per token"] = f"{flops.paper_flops(config, average) / 1e6:.2f} million, in the paper's counting"
     display.show_block(f"Evaluation of {directory}, step {saved.step:,}", rows)
     if hosts.is_first():
-        (directory / "evaluation.json").write_text(json.dumps(found, indent=2) + "\n")
+        storage.write_text(directory / "evaluation.json", json.dumps(found, indent=2) + "\n")
     return 0

@@ -34,6 +34,22 @@ def hold(path: Path, wait: bool) -> Iterator[bool]:
             alone = False
         if alone:
             file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.write(_name())
             file.flush()
         yield alone
+
+
+@contextlib.contextmanager
+def tag(path: Path) -> Iterator[str]:
+    """Where there are no locks: this process's name, left there until it ends in order; gives the name found before."""
+    found = path.read_text().strip() if path.exists() else ""
+    path.write_text(_name())
+    try:
+        yield found
+    finally:
+        with contextlib.suppress(Exception):  # a name that stays behind costs a warning only
+            path.unlink()
+
+
+def _name() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}\n"

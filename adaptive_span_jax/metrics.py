@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tensorboardX import SummaryWriter
 
-from adaptive_span_jax import display
+from adaptive_span_jax import display, storage
 from adaptive_span_jax.figures.drawing import pixels
 from adaptive_span_jax.figures.spans import span_heat_map
 
@@ -64,12 +64,15 @@ class MetricsLog:
 
     def __init__(self, workdir: Path | None, resumed_at: int):
         self._tensorboard: SummaryWriter | None = None
+        self.staged: storage.Staged | None = None
         if workdir is None:
             return
-        self._metrics, self._spans = workdir / "metrics.jsonl", workdir / "spans.jsonl"
+        self.staged = storage.Staged(workdir, ("metrics.jsonl", "spans.jsonl"))
+        folder = self.staged.folder
+        self._metrics, self._spans = folder / "metrics.jsonl", folder / "spans.jsonl"
         for path in (self._metrics, self._spans):
             _take_back(path, resumed_at)
-        self._tensorboard = SummaryWriter(str(workdir / "tensorboard"), purge_step=resumed_at + 1, flush_secs=10)
+        self._tensorboard = SummaryWriter(str(folder / "tensorboard"), purge_step=resumed_at + 1, flush_secs=10)
         writer: Any = self._tensorboard.file_writer
         events = writer.event_writer._ev_writer
         events._py_recordio_writer = _Forgiving(events._py_recordio_writer)
@@ -96,10 +99,16 @@ class MetricsLog:
         if self._tensorboard is not None:
             self._tensorboard.add_text(name, text, step)
 
+    def read(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The lines of both logs so far."""
+        return ([], []) if self.staged is None else (read_lines(self._metrics), read_lines(self._spans))
+
     def close(self) -> None:
         """Writes out what TensorBoard still holds."""
         if self._tensorboard is not None:
             self._tensorboard.close()
+        if self.staged is not None:
+            self.staged.close()
 
 
 class _Forgiving:
@@ -144,9 +153,7 @@ def _take_back(path: Path, resumed_at: int) -> None:
     """Removes what was logged after a step."""
     if path.exists():
         kept = [line for line in path.read_text().splitlines() if _step_of(line) <= resumed_at]
-        replacement = path.with_suffix(".jsonl.new")
-        replacement.write_text("".join(line + "\n" for line in kept))
-        replacement.replace(path)
+        storage.write_text(path, "".join(line + "\n" for line in kept))
 
 
 def _step_of(line: str) -> float:

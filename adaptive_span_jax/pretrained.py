@@ -1,11 +1,9 @@
 """`config.init_from`: the first weights of a new run are the newest ones of another."""
 
-from pathlib import Path
-
 import jax
 import numpy as np
 
-from adaptive_span_jax import display
+from adaptive_span_jax import display, storage
 from adaptive_span_jax.checkpoint import Checkpoints
 from adaptive_span_jax.config import Config, differences
 from adaptive_span_jax.errors import UserError
@@ -20,7 +18,7 @@ def load_pretrained(config: Config, vocabulary: tuple[bytes, ...], abstract: Par
 
     The two texts may give the same symbol different ids; a symbol that the other run never saw is refused.
     """
-    directory = Path(config.init_from)
+    directory = storage.place(config.init_from)
     checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint)
     step = checkpoints.newest()
     if step is None:

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 
 from adaptive_span_jax import corpus as corpora
-from adaptive_span_jax import display, flops, health, model, observation, report_page, sharding, span, workdir
+from adaptive_span_jax import display, flops, health, model, observation, report_page, sharding, span, storage, workdir
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.corpus import Corpus
 from adaptive_span_jax.figures.attention import attention_patterns
@@ -73,20 +74,21 @@ def write_report(config: Config, directory: Path, corpus: Corpus, params: model.
         run = collect(config, directory, corpus, params, step)
         show(0.5)
         target = directory / "report"
-        target.mkdir(exist_ok=True)
+        storage.make_folder(target)
         drawings = draw(run)
         for number, drawing in enumerate(drawings, start=1):
             drawing.save(target)
             show(0.5 + 0.5 * number / len(drawings))
         paper = tables(run.row())
-        with (target / "tables.csv").open("w", newline="") as file:
-            rows = [(table.title, *row[:-1]) for table in paper for row in table.rows]
-            csv.writer(file, lineterminator="\n").writerows([("table", *Row._fields[:-1]), *rows])
+        written = io.StringIO()
+        rows = [(table.title, *row[:-1]) for table in paper for row in table.rows]
+        csv.writer(written, lineterminator="\n").writerows([("table", *Row._fields[:-1]), *rows])
+        storage.write_text(target / "tables.csv", written.getvalue())
         concerns = health.concerns(config, run.metrics, run.spans)
         summary = _summary(run, concerns)
-        (target / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        storage.write_text(target / "summary.json", json.dumps(summary, indent=2) + "\n")
         page = target / "index.html"
-        page.write_text(report_page.page(summary, concerns, drawings, paper))
+        storage.write_text(page, report_page.page(summary, concerns, drawings, paper))
     return page
 
 

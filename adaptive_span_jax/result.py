@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from adaptive_span_jax import flops, span
+from adaptive_span_jax import flops, span, storage
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.corpus import Corpus
 from adaptive_span_jax.display import duration, show_block
@@ -40,9 +40,7 @@ def make_result(
 
 def write_result(workdir: Path, result: dict[str, Any]) -> None:
     """Writes `result.json`, whose presence means that the run is complete."""
-    replacement = workdir / f"{_FILE}.new"
-    replacement.write_text(json.dumps(result, indent=2) + "\n")
-    replacement.replace(workdir / _FILE)
+    storage.write_text(workdir / _FILE, json.dumps(result, indent=2) + "\n")
 
 
 def read_result(workdir: Path, steps: int) -> dict[str, Any] | None:

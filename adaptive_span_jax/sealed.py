@@ -7,16 +7,20 @@
 
 A rename is all or nothing, so a kill at any moment leaves a folder under one of these names and never a sealed one that
 is incomplete. What changes on the disk afterwards, a flipped bit or a lost file, shows in the hashes.
+
+A bucket cannot rename. There a folder has its number from the start, and the name that says what it is belongs to an
+empty object beside it: `1200.unfinished` is made before anything of 1200 is written, and deleted when all is there and
+hashed; `800.deleting` is made before anything of 800 is deleted. A number with such a mark beside it is not sealed.
 """
 
 import concurrent.futures
 import errno
 import hashlib
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from adaptive_span_jax import storage
 from adaptive_span_jax.errors import UserError
 
 SUMS = "SHA256SUMS"
@@ -29,12 +33,26 @@ def sealed_steps(directory: Path) -> list[int]:
     """The numbers of the sealed folders, ascending."""
     if not directory.is_dir():
         return []
-    return sorted(int(entry.name) for entry in directory.iterdir() if entry.name.isdecimal())
+    names = {entry.name for entry in directory.iterdir()}
+    if storage.in_bucket(directory):
+        names -= {name.removesuffix(mark) for mark in (_UNFINISHED, _DELETING) for name in names if name.endswith(mark)}
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def unfinished(directory: Path, step: int) -> Path:
     """Where a folder is written before it is sealed."""
-    return directory / f"{step}{_UNFINISHED}"
+    return _content(directory / f"{step}{_UNFINISHED}")
+
+
+def begin(directory: Path, step: int) -> None:
+    """To be called before anything is written: in a bucket, says that the folder is unfinished."""
+    if not storage.in_bucket(directory):
+        return
+    if step in sealed_steps(directory):
+        raise FileExistsError(f"{directory / str(step)} is there already")
+    (directory / f"{step}{_UNFINISHED}").write_bytes(b"")
+    # The last request of a process that was killed may have been carried out after its folder was set aside.
+    storage.delete(directory / str(step))
 
 
 def leftovers(directory: Path) -> list[Path]:
@@ -45,11 +63,14 @@ def leftovers(directory: Path) -> list[Path]:
 def seal(directory: Path, step: int) -> None:
     """Hashes an unfinished folder and gives it its name. When this returns it is on the disk, a power cut included."""
     folder = unfinished(directory, step)
-    files = _files(folder)
+    names = list(storage.files(folder))
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        sums = list(pool.map(lambda path: _sum(path, push=True), files))
-    lines = [f"{digest}  {path.relative_to(folder)}\n" for path, digest in zip(files, sums, strict=True)]
+        sums = list(pool.map(lambda name: _sum(folder / name, push=True), names))
+    lines = [f"{digest}  {name}\n" for name, digest in zip(names, sums, strict=True)]
     (folder / SUMS).write_text("".join(lines))
+    if storage.in_bucket(directory):
+        (directory / f"{step}{_UNFINISHED}").unlink()
+        return
     for path in (folder / SUMS, *(entry for entry in folder.rglob("*") if entry.is_dir()), folder):
         _push(path)
     folder.rename(directory / str(step))
@@ -67,16 +88,15 @@ def find_damage(folder: Path, on_progress: Callable[[float], None] = lambda shar
         return f"{SUMS} cannot be understood"
     if not expected:
         return f"{SUMS} is empty"
-    files = {str(path.relative_to(folder)): path for path in _files(folder)}
-    for name in sorted({*expected, *files} - {SUMS}):
-        if name not in files:
+    sizes = storage.files(folder)
+    for name in sorted({*expected, *sizes} - {SUMS}):
+        if name not in sizes:
             return f"{name} is missing"
         if name not in expected:
             return f"{name} is not in {SUMS}"
-    sizes = {name: files[name].stat().st_size for name in expected}
-    total, done = max(sum(sizes.values()), 1), 0
+    total, done = max(sum(sizes[name] for name in expected), 1), 0
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        for name, found in zip(expected, pool.map(lambda name: _sum(files[name]), expected), strict=True):
+        for name, found in zip(expected, pool.map(lambda name: _sum(folder / name), expected), strict=True):
             if found is None:
                 return f"{name} cannot be read from the disk"
             if found != expected[name]:
@@ -89,34 +109,53 @@ def find_damage(folder: Path, on_progress: Callable[[float], None] = lambda shar
 def set_aside(folder: Path) -> Path:
     """Moves a folder into `damaged` beside it, under a name that is free; answers where to."""
     place = folder.parent / DAMAGED
-    place.mkdir(exist_ok=True)
+    storage.make_folder(place)
     number, target = 1, place / folder.name
     while target.exists():
         number += 1
         target = place / f"{folder.name}.{number}"
-    return folder.rename(target)
+    storage.move(_content(folder), target)
+    _unmark(folder)
+    return target
 
 
 def delete(directory: Path, step: int) -> None:
     """Deletes a sealed folder; killed on the way, it does not look like a damaged one."""
     dying = directory / f"{step}{_DELETING}"
-    (directory / str(step)).rename(dying)
-    shutil.rmtree(dying)
+    if storage.in_bucket(directory):
+        dying.write_bytes(b"")
+    else:
+        (directory / str(step)).rename(dying)
+    discard(dying)
+
+
+def discard(folder: Path, as_far_as_possible: bool = False) -> None:
+    """Deletes a folder that is not sealed."""
+    storage.delete(_content(folder), as_far_as_possible)
+    _unmark(folder)
 
 
 def finish_deleting(directory: Path) -> None:
     """Deletes what a killed process was deleting."""
     for dying in directory.glob(f"*{_DELETING}"):
-        shutil.rmtree(dying)
+        discard(dying)
 
 
 def bytes_in(folder: Path) -> int:
     """What a folder's files take."""
-    return sum(path.stat().st_size for path in _files(folder))
+    return sum(storage.files(folder).values())
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+def _content(folder: Path) -> Path:
+    """Where the files are of what is unfinished or being deleted: in a bucket beside the mark that says so."""
+    if storage.in_bucket(folder) and folder.name.endswith((_UNFINISHED, _DELETING)):
+        return folder.with_name(folder.name.partition(".")[0])
+    return folder
+
+
+def _unmark(folder: Path) -> None:
+    if _content(folder) != folder:
+        folder.unlink()
 
 
 def _sum(path: Path, push: bool = False) -> str | None:
@@ -124,7 +163,7 @@ def _sum(path: Path, push: bool = False) -> str | None:
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-            if push:
+            if push and not storage.in_bucket(path):
                 os.fsync(file)
             return digest
     except OSError as error:
@@ -133,7 +172,7 @@ def _sum(path: Path, push: bool = False) -> str | None:
         if error.errno == errno.EIO:
             return None
         # No permission, or the network is down: that says nothing about the content.
-        raise UserError(f"{path} cannot be read ({error.strerror}); make it readable and try again") from error
+        raise UserError(f"{path} cannot be read ({error.strerror or error}); make it readable and try again") from error
 
 
 def _push(path: Path) -> None:

@@ -33,7 +33,7 @@ from adaptive_span_jax.config import Config
 from adaptive_span_jax.corpus import Corpus
 from adaptive_span_jax.entropy import order2_bits
 from adaptive_span_jax.interrupt import Interrupt, Interrupted
-from adaptive_span_jax.metrics import MetricsLog, Window, read_lines
+from adaptive_span_jax.metrics import MetricsLog, Window
 from adaptive_span_jax.optimizer import make_optimizer, make_schedule
 from adaptive_span_jax.pretrained import load_pretrained
 from adaptive_span_jax.score import Score, score
@@ -158,14 +158,14 @@ def _train(config: Config, directory: Path, command: str) -> int:
                     if dev:
                         log.write(number, {"dev_bits": dev.bits})
                         display.say(f"step {number:,}: {dev.bits:.3f} bits per {corpus.unit} on dev")
-                        _show_health(config, directory, log, number)
+                        _show_health(config, log, number)
                 # Not while steps are bad: the checkpoints from before are the ones worth keeping.
                 if (checkpoints.due(number) or dev) and metrics.good:
-                    checkpoints.save(state, about(dev))
+                    checkpoints.save(state, about(dev), log.staged)
 
         if running is not None:
             bad_steps.count(reached, bool(running.good))
-        checkpoints.save(state, about())
+        checkpoints.save(state, about(), log.staged)
         checkpoints.finish()
         log.close()
         seconds = about().seconds
@@ -229,9 +229,8 @@ def _log(
         log.write_spans(number, z_LH, ramp, limit)
 
 
-def _show_health(config: Config, directory: Path, log: MetricsLog, number: int) -> None:
-    lines = (read_lines(directory / name) for name in ("metrics.jsonl", "spans.jsonl"))
-    for concern in health.concerns(config, *lines):
+def _show_health(config: Config, log: MetricsLog, number: int) -> None:
+    for concern in health.concerns(config, *log.read()):
         log.write_text(number, f"health/{concern.name}", health.describe(concern))
         display.say(health.describe(concern))
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from adaptive_span_jax import corpus, head_reach, loss, model, sharding
+from adaptive_span_jax import corpus, head_reach, loss, model, sharding, storage
 from adaptive_span_jax.checkpoint import Checkpoints, Saved
 from adaptive_span_jax.config import CheckpointConfig, Config
 from adaptive_span_jax.errors import UserError
@@ -36,7 +36,7 @@ class Reading(NamedTuple):
 def load(workdir: str | Path, step: str | int = "latest") -> "TrainedModel":
     """The model of a run's checkpoint: the latest, the best on dev, or that of a step."""
     mesh = sharding.make_mesh(jax.devices()[:1])
-    config, saved, params = load_params(Path(workdir), str(step), mesh)
+    config, saved, params = load_params(storage.place(workdir), str(step), mesh)
     return TrainedModel(config, saved, params, mesh)
 
 

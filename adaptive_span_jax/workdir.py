@@ -3,11 +3,10 @@
 import contextlib
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from adaptive_span_jax import display, hosts, lock, sealed
+from adaptive_span_jax import display, hosts, lock, sealed, storage
 from adaptive_span_jax.checkpoint import Saved
 from adaptive_span_jax.config import Config, differences
 from adaptive_span_jax.display import size
@@ -41,7 +40,7 @@ _SHARE = "use a directory on a file system that all hosts share"
 def make_workdir(workdir: Path) -> None:
     """Creates the directory and proves that it can be written, and that all hosts see it."""
     hosts.on_first("workdir", lambda: _prove_writable(workdir))
-    if not workdir.is_dir():
+    if not storage.in_bucket(workdir) and not workdir.is_dir():
         raise UserError(f"--workdir={workdir}, which process 0 has made, is not here: {_SHARE}")
 
 
@@ -50,6 +49,15 @@ def only_user(workdir: Path) -> Iterator[None]:
     """Keeps other runs out for as long as this process lives; on several hosts its first process does it for all."""
     if not hosts.is_first():
         yield
+        return
+    if storage.in_bucket(workdir):
+        with lock.tag(workdir / ".lock") as before:
+            if before:
+                display.say(
+                    f"warning: {before} has used {workdir} and not said that it ended; see that it does not run any "
+                    "more, because a bucket has no locks"
+                )
+            yield
         return
     try:
         with lock.hold(workdir / ".lock", wait=False) as alone:
@@ -67,7 +75,7 @@ def check_space(workdir: Path, checkpoint_bytes: int, keep: int) -> None:
     folder = workdir / "checkpoints"
     there = len(sealed.sealed_steps(folder))
     # The newest few, the best, and the one being written.
-    more, free = max(keep + 2 - there, 1), shutil.disk_usage(workdir).free
+    more, free = max(keep + 2 - there, 1), storage.free_bytes(workdir)
     if more * checkpoint_bytes > free:
         aside = sealed.bytes_in(folder / sealed.DAMAGED)
         raise UserError(
@@ -80,9 +88,7 @@ def check_space(workdir: Path, checkpoint_bytes: int, keep: int) -> None:
 
 def write_config(workdir: Path, config: Config) -> None:
     """Writes `config.json`, whole or not at all."""
-    replacement = workdir / "config.json.new"
-    replacement.write_text(config.to_json() + "\n")
-    replacement.replace(workdir / "config.json")
+    storage.write_text(workdir / "config.json", config.to_json() + "\n")
 
 
 def check_same_run(workdir: Path, saved: Saved, config: Config, fingerprint: str) -> list[str]:
@@ -106,11 +112,14 @@ def check_same_run(workdir: Path, saved: Saved, config: Config, fingerprint: str
 
 def _prove_writable(workdir: Path) -> None:
     try:
-        workdir.mkdir(parents=True, exist_ok=True)
+        storage.make_folder(workdir)
         probe = workdir / f".writable.{os.getpid()}"
         probe.write_bytes(b"x")
         probe.unlink()
-    except OSError as error:
+    except Exception as error:
+        if not isinstance(error, OSError) and not storage.is_failure(error):
+            raise
+        reason = getattr(error, "strerror", None) or str(error).strip() or repr(error)
         raise UserError(
-            f"--workdir={workdir} cannot be written ({error.strerror}); name another directory with --workdir"
+            f"--workdir={workdir} cannot be written ({reason}); name another directory with --workdir"
         ) from error

@@ -39,7 +39,8 @@ quote() { # words → one line of shell
 # .venv with the pinned requirements of a file.
 prepare_environment() { # requirements file
   if "$dry_run"; then
-    echo "# make .venv and install $1, if that is not done yet (launch/environment.sh)"
+    echo "# unless that is done (launch/environment.sh): python3 -m venv .venv && source .venv/bin/activate &&" \
+      "python -m pip install --quiet --disable-pip-version-check -r $1"
   else
     source launch/environment.sh
     use_environment "$1"
@@ -51,6 +52,15 @@ names_a_config() {
   local word
   for word in "$@"; do
     [[ $word == --config=?* ]] && return 0
+  done
+  return 1
+}
+
+# Whether the run is kept in a bucket, which needs requirements-gcs.txt.
+in_bucket() {
+  local word
+  for word in "$@"; do
+    [[ $word == --workdir=gs://* ]] && return 0
   done
   return 1
 }

@@ -17,4 +17,5 @@ gpus=$(nvidia-smi --list-gpus | wc -l)
 [[ $gpus -gt 0 ]] || refuse "nvidia-smi lists no GPU"
 
 prepare_environment requirements-gpu.txt
+if in_bucket "${arguments[@]}"; then prepare_environment requirements-gcs.txt; fi
 act exec python main.py --expect_devices="$gpus" "${arguments[@]}"

@@ -40,8 +40,8 @@ esac
 if [[ $command == run || $command == start ]]; then
   names_a_config "${arguments[@]}" || refuse "no --config=… after --"
 fi
-if [[ $command == run && $spot == true && " ${arguments[*]}" != *" --workdir=/"* ]]; then
-  refuse "a --spot slice loses its disk when it is preempted: give --workdir=/… after --, on storage that workers mount"
+if [[ $command == run && $spot == true && ! " ${arguments[*]}" =~ \ --workdir=(gs://|/) ]]; then
+  refuse "a --spot slice loses its disk when it is preempted: give --workdir=gs://… or a mounted folder after --"
 fi
 
 where=(--zone="$zone")

@@ -160,7 +160,7 @@ def test_image_is_built_from_files_that_exist():
     lines = [line.split() for line in (ROOT / "launch/kubernetes/Dockerfile").read_text().splitlines()]
     steps = [line for line in lines if line and line[0] != "#"]
     assert [line[0] for line in steps] == ["FROM", "ARG", "WORKDIR", "COPY", "RUN", "COPY", "ENTRYPOINT"]
-    for name in ("requirements-tpu.txt", "requirements-gpu.txt"):
+    for name in ("requirements-tpu.txt", "requirements-gpu.txt", "requirements-gcs.txt"):
         assert (ROOT / name).is_file()
     _, *entry = steps[-1]
     assert (ROOT / json.loads(" ".join(entry))[1]).is_file()

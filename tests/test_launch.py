@@ -250,6 +250,16 @@ def test_gpu_host_starts_on_all_its_gpus(stand_ins):
     assert "requirements-gpu.txt" in found.stdout
 
 
+def test_a_bucket_needs_its_package(stand_ins):
+    stand_ins.answer("nvidia-smi", "GPU 0: A100")
+    bucket = ["--config=configs/enwik8.py", "--workdir=gs://bucket/run"]
+    assert "requirements-gcs.txt" in stand_ins.run("gpu_host.sh", "--dry-run", *bucket).stdout
+    found = stand_ins.run("slurm.sbatch", "--nodes=2", "--dry-run", "--", *bucket, SLURM_JOB_ID="")
+    assert "requirements-gcs.txt" in found.stdout
+    found = stand_ins.run("tpu_vm.sh", "run", *SLICE, "--spot", "--dry-run", "--", *bucket)
+    assert found.returncode == 0, found.stderr
+
+
 def test_gpu_host_without_gpus_says_so(stand_ins):
     stand_ins.answer("nvidia-smi", 0)
     assert "lists no GPU" in stand_ins.run("gpu_host.sh", "--config=configs/enwik8.py").stderr

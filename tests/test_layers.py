@@ -19,6 +19,9 @@ ALLOWED = {
     "tensorflow_datasets": {"datasets/builder.py", "datasets/enwik8.py", "datasets/text8.py", "datasets/prepared.py"},
     "jax.experimental": {"hosts.py", "doctor.py", "machine.py"},
     "jax.distributed": {"hosts.py"},
+    "etils": {"storage.py"},
+    "fsspec": {"storage.py"},
+    "gcsfs": set(),
     "tensorflow": set(),
     "torch": {"published_checkpoint.py"},
     "constriction": {"compress.py"},
@@ -34,28 +37,18 @@ NUMPY_ONLY = {
     "errors.py",
     "flag_errors.py",
     "lock.py",
+    "saved.py",
     "sealed.py",
+    "storage.py",
     "verify.py",
 }
 
 # Each of these imports only from those before it.
 FLOW = [
-    *(
-        "errors",
-        "config",
-        "corpus",
-        "segments",
-        "dropout",
-        "memory",
-        "sharding",
-        "span",
-        "attention",
-        "linear",
-        "layer",
-        "model",
-    ),
+    *("errors", "storage", "config", "corpus", "segments", "dropout", "memory", "sharding", "span", "attention"),
+    *("linear", "layer", "model"),
     *("loss", "optimizer", "train_state", "step", "head_reach", "key_value_cache", "finished_model", "score", "sealed"),
-    "hosts",
+    *("saved", "hosts"),
     *("checkpoint", "workdir", "pretrained", "machine", "roofline", "plan", "doctor", "sampling", "trained_model"),
     *("health", "observation", "report", "train", "evaluate", "generate", "compress"),
 ]

@@ -20,6 +20,8 @@ matplotlib.use("Agg")  # no screen is needed, and none is opened
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
+from adaptive_span_jax import storage
+
 INK = "#1c2024"
 BLUE, GREEN, RED, PINK = "#0072b2", "#009e73", "#d55e00", "#cc79a7"
 
@@ -65,10 +67,12 @@ class Drawing:
 
     def save(self, directory: Path) -> None:
         """Writes NAME.svg, NAME.png and NAME.csv."""
-        (directory / f"{self.name}.svg").write_text(self.svg().replace("<defs>", f"{_DARK_AWARE}<defs>", 1))
+        svg = self.svg().replace("<defs>", f"{_DARK_AWARE}<defs>", 1)
+        storage.write_text(directory / f"{self.name}.svg", svg)
         (directory / f"{self.name}.png").write_bytes(self._render("png", dpi=160, facecolor="white"))
-        with (directory / f"{self.name}.csv").open("w", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([self.columns, *self.rows])
+        written = io.StringIO()
+        csv.writer(written, lineterminator="\n").writerows([self.columns, *self.rows])
+        storage.write_text(directory / f"{self.name}.csv", written.getvalue())
 
     def svg(self) -> str:
         """The figure as an SVG element that takes the colour of the text around it, and all the width it is given."""
