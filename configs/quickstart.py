@@ -13,7 +13,7 @@ from configs import base
 
 
 def get_config() -> ConfigDict:
-    """4 layers of width 128 with spans of up to 1024 positions; no download."""
+    """4 layers of width 128 with spans of up to 2048 positions; no download."""
     config = base.get_config()
     config.data.source = "stdlib"
 
@@ -22,7 +22,7 @@ def get_config() -> ConfigDict:
     config.model.heads = 4
     config.model.feedforward = 512
     config.model.dropout = 0.0
-    config.span.limit = 1024
+    config.span.limit = 2048
 
     config.train.batch_size = 16
     config.train.segment = 128

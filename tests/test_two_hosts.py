@@ -18,7 +18,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from adaptive_span_jax import sealed
-from tests.test_datasets import enwik8_text, source_of, zipped
+from tests.datasets.published_texts import enwik8_text, source_of, zipped
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_SECONDS = 600
