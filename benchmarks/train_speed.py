@@ -1,7 +1,7 @@
 """Training speed of the small model, ours against the published algorithm in PyTorch, on this machine's CPU cores.
 
     pip install -r requirements-benchmark.txt
-    python benchmarks/train_speed.py [--json] [--rounds 5] [--cases start,trained,fixed]
+    python benchmarks/train_speed.py [--json] [--rounds 5] [--cases start,trained,fixed] [--keep-freed-memory]
 
 12 layers, width 512, segment 512, 4 streams, dropout 0.3, float32; a step is forward, backward and optimizer. Cases:
 
@@ -11,10 +11,12 @@
 
 Each side is a process of its own, so that peak memory is measured per side, and they take turns step by step. Before
 anything is timed, three steps without dropout must give the same loss and the same gradient norm of every parameter on
-both sides. Ratios are of medians. Both sides keep the memory that they free: how long the system takes to give it back,
-zeroed, depends on the kernel and on the other side's turn in between. For `start` it also says which share of our step
-its dense products alone would take, for `trained` how much faster evaluation is, where we keep keys and values
-projected and the published algorithm projects its memory at every segment.
+both sides. Ratios are of medians. For `start` it also says which share of our step its dense products alone would take,
+for `trained` how much faster evaluation is, where we keep keys and values projected and the published algorithm
+projects its memory at every segment.
+
+Much of the time at long spans is the system's: PyTorch hands large arrays back to it and gets them zeroed again many
+times a step, we once a step. With --keep-freed-memory both sides run with the same settings of glibc that avoid it.
 """
 
 import argparse
@@ -42,11 +44,10 @@ TOLERANCE = 2e-3
 class Side:
     """A child process that runs one of the two implementations, see side.py."""
 
-    def __init__(self, name: str, case: str, weights: Path):
+    def __init__(self, name: str, case: str, weights: Path, environment: dict[str, str]):
         command = [sys.executable, str(Path(__file__).with_name("side.py")), name, case, str(weights)]
-        environment = os.environ | KEEP_FREED_MEMORY
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | environment
         )
 
     def ask(self, command: str) -> Any:
@@ -65,9 +66,9 @@ class Side:
         self._process.communicate()
 
 
-def compare(case: str, rounds: int, weights: Path) -> dict[str, float]:
+def compare(case: str, rounds: int, weights: Path, environment: dict[str, str]) -> dict[str, float]:
     """Checks that both sides compute the same, then lets them take turns."""
-    sides = {name: Side(name, case, weights) for name in ("ours", "torch")}
+    sides = {name: Side(name, case, weights, environment) for name in ("ours", "torch")}
     checked = {name: side.ask("check") for name, side in sides.items()}
     difference = _difference(checked["ours"], checked["torch"])
     print(f"{case}: losses {checked['ours']['nats']}, largest relative difference of losses and gradient norms "
@@ -78,7 +79,7 @@ def compare(case: str, rounds: int, weights: Path) -> dict[str, float]:
         side.close()
 
     # New processes: the check's arrays and compilations are no part of a step's peak memory.
-    sides = {name: Side(name, case, weights) for name in ("ours", "torch")}
+    sides = {name: Side(name, case, weights, environment) for name in ("ours", "torch")}
     seconds: dict[tuple[str, str], list[float]] = {}
     memory: dict[str, float] = {}
     for side in sides.values():
@@ -122,12 +123,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--rounds", type=int, default=5, help="timed steps of each side")
     parser.add_argument("--cases", default=",".join(CASES), help="which of start, trained, fixed")
+    parser.add_argument("--keep-freed-memory", action="store_true", help="neither side gives memory back to the system")
     arguments = parser.parse_args()
+    environment = KEEP_FREED_MEMORY if arguments.keep_freed_memory else {}
     tokens = STREAMS * base.get_config().train.segment
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         for case in arguments.cases.split(","):
-            results[case] = compare(case, arguments.rounds, Path(folder) / f"{case}.npz")
+            results[case] = compare(case, arguments.rounds, Path(folder) / f"{case}.npz", environment)
     print(f"\n{'case':8} {'ours':>12} {'torch':>12} {'ratio':>6} {'ours':>9} {'torch':>9} {'memory':>7}")
     for case, found in results.items():
         print(
