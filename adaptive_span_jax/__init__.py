@@ -8,7 +8,7 @@ Reading order, which is also the way the data flows:
     span          how far each head looks back
     attention     the plain attention, and attention_per_head, which pays only for what each head reads
     memory        what is carried from segment to segment
-    layer, model  tokens, memory → logits, memory
+    layer, model  tokens, memory → logits, memory             (linear)
     loss, optimizer, train_state, step
     score         a text → bits per symbol
     checkpoint    state, memory and position → disk → state     (sealed, saved, storage, lock, workdir, pretrained)

@@ -120,7 +120,7 @@ def looping(devices: int, error: str = "") -> Iterator[list[subprocess.Popen]]:
     parts = [subprocess.Popen([*command, str(number), error], **options) for number in range(2)]
     try:
         for part in parts:
-            assert said(part) == "turning", part.communicate()
+            assert said(part) == "turning"
         yield parts
     finally:
         for part in parts:
@@ -129,9 +129,9 @@ def looping(devices: int, error: str = "") -> Iterator[list[subprocess.Popen]]:
 
 
 def said(part: subprocess.Popen) -> str:
-    """The next line that is not the network library's."""
+    """The next line that is not the network library's, whose threads print texts and line ends in any order."""
     assert part.stdout
-    while "Gloo" in (line := part.stdout.readline()):
+    while "Gloo" in (line := part.stdout.readline()) or line == "\n":
         pass
     return line.strip()
 

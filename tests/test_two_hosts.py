@@ -126,7 +126,10 @@ class Run:
     def finish(self) -> tuple[list[int], list[str], list[str]]:
         """Exit code, output and errors of each."""
         texts = [part.communicate(timeout=PATIENCE_SECONDS) for part in self.parts]
-        printed = ["".join(line for line in out.splitlines(True) if "Gloo" not in line) for out, _ in texts]
+        # The network library's threads print texts and line ends in any order.
+        printed = [
+            "".join(line for line in out.splitlines(True) if "Gloo" not in line and line != "\n") for out, _ in texts
+        ]
         return [part.returncode for part in self.parts], printed, [errors for _, errors in texts]
 
 
