@@ -171,6 +171,7 @@ def test_moving_that_is_cut_short_loses_nothing(bucket, cut_off):
         assert len(bucket.names(f"move{changes}/checkpoints/damaged/")) == len(CONTENT) + 1
 
 
+@pytest.mark.slow
 def test_every_mode_works_in_a_bucket(bucket, capsys, tmp_path, monkeypatch):
     mesh = sharding.make_mesh(jax.devices()[:1])
     monkeypatch.setattr(sharding, "make_mesh", lambda devices=None, fsdp=1: mesh)
@@ -244,6 +245,7 @@ def run_main(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_run_killed_in_a_bucket_is_the_run_on_a_disk_that_never_was(bucket, tmp_path, monkeypatch):
     """Real processes: killed in the middle of a save, gone on with, damaged, gone on with again."""
     in_the_middle_of_a_save, go_on, write = threading.Event(), threading.Event(), bucket.write
