@@ -35,7 +35,7 @@ def attention_patterns(weight_LHS: np.ndarray, z_LH: np.ndarray, ramp: int, quer
     axes.set(xlabel="distance (positions back, log scale)", ylabel="mean attention weight (log scale)")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))  # exponents would be too small to read
-    axes.legend(loc="lower left", fontsize=8)
+    axes.legend(loc="upper right", fontsize=8)
     means = [(weight_LHS[at] * distance_S).sum() for at in chosen]
     (short_layer, short), (long_layer, long) = chosen
     return Drawing(
