@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -129,11 +130,12 @@ def looping(devices: int, error: str = "") -> Iterator[list[subprocess.Popen]]:
 
 
 def said(part: subprocess.Popen) -> str:
-    """The next line that is not the network library's, whose threads print texts and line ends in any order."""
+    """What LOOP says next; the network library's threads print parts of lines before it and between."""
     assert part.stdout
-    while "Gloo" in (line := part.stdout.readline()) or line == "\n":
-        pass
-    return line.strip()
+    for line in part.stdout:
+        if found := re.search(r"turning$|saving \d+$", line):
+            return found.group()
+    return ""
 
 
 @pytest.mark.parametrize(
