@@ -6,8 +6,10 @@ source launch/environment.sh
 use_environment requirements-dev.txt
 
 markers=(-m "not slow")
+export XLA_FLAGS=--xla_backend_optimization_level=0 # tests mostly compile: two thirds of the time, the same results
 if [[ "${1:-}" == "--full" ]]; then
   markers=()
+  unset XLA_FLAGS # as users compile
   shift
   use_environment requirements-convert.txt # PyTorch, for checkpoints of the published code
   use_environment requirements-tpu.txt     # the TPU compiler, so that the train step is compiled for TPUs too
@@ -15,4 +17,4 @@ fi
 ruff format --check .
 ruff check .
 pyrefly check
-python -m pytest --numprocesses auto "${markers[@]}" "$@"
+python -m pytest --numprocesses auto --dist loadfile "${markers[@]}" "$@"

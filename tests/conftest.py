@@ -18,8 +18,11 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 import pytest
 from ml_collections import ConfigDict
 
+from adaptive_span_jax import sharding
 from adaptive_span_jax.config import Config
 from configs import base
+
+MAKE_MESH = sharding.make_mesh
 
 
 @pytest.fixture
@@ -33,6 +36,23 @@ def x64():
 def own_cache(tmp_path, monkeypatch):
     """Nothing is read from or written to the user's cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def use_devices(patch: pytest.MonkeyPatch, count: int) -> None:
+    """Runs get a mesh of the first devices only."""
+    patch.setattr(sharding, "make_mesh", lambda devices=None, fsdp=1: MAKE_MESH(devices or jax.devices()[:count], fsdp))
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+    """Runs of fewer streams than there are devices."""
+    use_devices(monkeypatch, 1)
+
+
+@pytest.fixture
+def no_report(monkeypatch):
+    """The report that ends a run takes longer than all the rest of a tiny one."""
+    monkeypatch.setattr("adaptive_span_jax.report.write_report", lambda *_: None)
 
 
 def tiny_fields(**sections: dict) -> ConfigDict:

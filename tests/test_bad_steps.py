@@ -16,12 +16,7 @@ from adaptive_span_jax.segments import Segment
 from adaptive_span_jax.train_state import create_state
 from tests.conftest import tiny_config
 
-MAKE_MESH = sharding.make_mesh
-
-
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-    monkeypatch.setattr(sharding, "make_mesh", lambda fsdp=1: MAKE_MESH(jax.devices()[:1]))
+pytestmark = pytest.mark.usefixtures("one_device", "no_report")
 
 
 @pytest.mark.parametrize("kind", ["adaptive", pytest.param("dynamic", marks=pytest.mark.slow)])

@@ -27,14 +27,14 @@ TEXT = np.random.default_rng(2).integers(0, VOCABULARY, 1500).astype(np.uint8)
 ABOUT = Saved(0, Position(), 0.0, "fingerprint", "abc", {})
 
 
-def one_device():
+def one_device_mesh():
     return sharding.make_mesh(jax.devices()[:1])
 
 
 @pytest.fixture(scope="module")
 def state() -> TrainState:
     config = tiny_config()
-    return create_state(config, VOCABULARY, make_optimizer(config.train), one_device())
+    return create_state(config, VOCABULARY, make_optimizer(config.train), one_device_mesh())
 
 
 def save(checkpoints: Checkpoints, state: TrainState, number: int, **about: Any) -> None:
@@ -100,7 +100,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, capsys, monkey
     """What is written is the state as it was, although its arrays are given away at once."""
     disk, seal = threading.Event(), sealed.seal
     monkeypatch.setattr(sealed, "seal", lambda *place: disk.wait(60) and seal(*place))
-    config, mesh = tiny_config(), one_device()
+    config, mesh = tiny_config(), one_device_mesh()
     state = create_state(config, VOCABULARY, make_optimizer(config.train), mesh)
     expected = jax.tree.map(np.array, state)
     checkpoints = Checkpoints(tmp_path, config.checkpoint)
@@ -259,9 +259,8 @@ def test_a_failed_save_leaves_the_last_good_one_and_goes_on(tmp_path, state, cap
     assert Checkpoints(tmp_path, config).newest() == 6
 
 
-def test_a_failed_save_stops_the_run_if_so_configured(tmp_path, monkeypatch, full_disk):
-    mesh = one_device()
-    monkeypatch.setattr(sharding, "make_mesh", lambda fsdp=1: mesh)
+@pytest.mark.usefixtures("one_device", "no_report")
+def test_a_failed_save_stops_the_run_if_so_configured(tmp_path, full_disk):
     fields = {"every_steps": 5, "on_failure": "stop"}
     assert train.train(tiny_config(train={"steps": 5}, checkpoint=fields), tmp_path, "command") == 0
     full_disk.append(True)

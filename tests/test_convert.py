@@ -10,19 +10,17 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import adaptive_span_jax
-from adaptive_span_jax import convert, evaluate, report, sharding, train
+from adaptive_span_jax import convert, evaluate, report, train
 from adaptive_span_jax.config import Config
 
 GOLDEN = Path(__file__).parent / "golden"
 ROOT = Path(__file__).parents[1]
-MAKE_MESH = sharding.make_mesh
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-convert.txt")
 
 
 @pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-    monkeypatch.setattr(sharding, "make_mesh", lambda *_, **__: MAKE_MESH(jax.devices()[:1]))
+def at_the_root(monkeypatch, one_device):
     monkeypatch.chdir(ROOT)
 
 

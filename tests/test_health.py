@@ -3,11 +3,10 @@
 import html
 import json
 
-import jax
 import numpy as np
 import pytest
 
-from adaptive_span_jax import health, sharding, train
+from adaptive_span_jax import health, train
 from tests.conftest import tiny_config
 
 LIMIT = 100
@@ -78,9 +77,7 @@ def test_nothing_logged_yet():
 
 
 @pytest.mark.slow
-def test_training_tensorboard_and_report_all_warn(tmp_path, monkeypatch, capsys):
-    make_mesh = sharding.make_mesh
-    monkeypatch.setattr(sharding, "make_mesh", lambda fsdp=1: make_mesh(jax.devices()[:1]))
+def test_training_tensorboard_and_report_all_warn(tmp_path, one_device, capsys):
     config = tiny_config(span={"kind": "dynamic", "penalty": 1.0}, log={"every_steps": 3}, train={"steps": 8})
     assert train.train(config, tmp_path, "command") == 0
     summary = json.loads((tmp_path / "report" / "summary.json").read_text())

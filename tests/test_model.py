@@ -228,7 +228,7 @@ def test_dropout_changes_logits_and_is_repeatable():
     assert np.abs(logits(3) - logits(4)).max() > 0.1
 
 
-SHAPES = st.sampled_from([(1, 1, 1), (40, 9, 60), (3, 7, 2)])  # limit, segment, ramp
+SHAPES = st.sampled_from([(1, 1, 1), (40, 9, 60)])  # limit, segment, ramp
 
 
 @settings(max_examples=20, deadline=None)

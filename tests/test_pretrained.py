@@ -5,21 +5,16 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from adaptive_span_jax import corpus, sharding, train
+from adaptive_span_jax import corpus, report, sharding, train
 from adaptive_span_jax.checkpoint import Checkpoints
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.optimizer import make_optimizer
 from adaptive_span_jax.pretrained import load_pretrained
 from adaptive_span_jax.train_state import abstract_state
-from tests.conftest import tiny_fields
+from tests.conftest import tiny_fields, use_devices
 
-MAKE_MESH = sharding.make_mesh
-
-
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-    monkeypatch.setattr(sharding, "make_mesh", lambda fsdp=1: MAKE_MESH(jax.devices()[:1]))
+pytestmark = pytest.mark.usefixtures("one_device", "no_report")
 
 
 def config_of(path, init_from="", **sections) -> Config:
@@ -38,7 +33,8 @@ def first_run(tmp_path_factory):
     directory = tmp_path_factory.mktemp("first")
     (directory / "text").write_bytes(b"abcd" * 1000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharding, "make_mesh", lambda fsdp=1: MAKE_MESH(jax.devices()[:1]))
+        use_devices(patch, 1)
+        patch.setattr(report, "write_report", lambda *_: None)
         assert train.train(config_of(directory / "text", train={"steps": 3}), directory, "command") == 0
     return directory
 

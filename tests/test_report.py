@@ -12,7 +12,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from numpy.testing import assert_allclose, assert_array_equal
 
-from adaptive_span_jax import corpus, flops, model, observation, report, sharding, train
+from adaptive_span_jax import corpus, flops, model, observation, report, train
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.figures.attention import attention_patterns, short_and_long_head
 from adaptive_span_jax.figures.drawing import BLUE, GREEN, PINK, RED, shades
@@ -24,12 +24,6 @@ from adaptive_span_jax.paper_tables import Row, shown, tables
 from tests.conftest import tiny_config
 
 FIGURES = ("spans", "span_history", "attention", "cost", "training", "passage")
-
-
-@pytest.fixture
-def one_device(monkeypatch):
-    make_mesh = sharding.make_mesh
-    monkeypatch.setattr(sharding, "make_mesh", lambda fsdp=1: make_mesh(jax.devices()[:1]))
 
 
 def random_params(config, vocabulary):

@@ -5,12 +5,11 @@ import os
 import shutil
 import subprocess
 
-import jax
 import matplotlib.image
 import numpy as np
 import pytest
 
-from adaptive_span_jax import sharding, train
+from adaptive_span_jax import train
 from tests.conftest import tiny_config
 from tests.test_report import FIGURES
 
@@ -56,11 +55,9 @@ def colours(png: bytes) -> int:
 
 
 @pytest.mark.slow
-def test_page_looks_right_on_phone_and_desk_in_light_and_dark(tmp_path, monkeypatch):
+def test_page_looks_right_on_phone_and_desk_in_light_and_dark(tmp_path, one_device):
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     executable = find_browser()
-    make_mesh = sharding.make_mesh
-    monkeypatch.setattr(sharding, "make_mesh", lambda fsdp=1: make_mesh(jax.devices()[:1]))
     # A penalty this large is warned of, and a warning must fit the page as well.
     config = tiny_config(span={"kind": "dynamic", "penalty": 1.0}, train={"steps": 12}, log={"every_steps": 2})
     assert train.train(config, tmp_path, "command") == 0

@@ -14,17 +14,15 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import adaptive_span_jax
-from adaptive_span_jax import compress, convert, evaluate, flops, generate, sampling, sharding, step, train
+from adaptive_span_jax import compress, convert, evaluate, flops, generate, report, sampling, sharding, step, train
 from adaptive_span_jax.config import GenerateConfig
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.finished_model import FinishedModel
 from adaptive_span_jax.model import init
 from adaptive_span_jax.score import make_finished_step, score, score_finished
-from tests.conftest import tiny_config
+from tests.conftest import tiny_config, use_devices
 
 HEADER_AND_TRAILER = 44  # bytes
-MAKE_MESH = sharding.make_mesh
-ONE_DEVICE = {"make_mesh": lambda *_, **__: MAKE_MESH(jax.devices()[:1])}
 TEXT = b"import sys\n\n\ndef main():\n    return sys.argv\n" * 7
 
 
@@ -33,7 +31,8 @@ def run(tmp_path_factory):
     """A run that has trained for a moment."""
     directory = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharding, "make_mesh", ONE_DEVICE["make_mesh"])
+        use_devices(patch, 1)
+        patch.setattr(report, "write_report", lambda *_: None)
         assert train.train(CONFIG, directory, "command") == 0
     return directory
 
@@ -61,7 +60,7 @@ def how(**fields):
 
 
 def test_scores_are_what_the_model_in_training_gives(model):
-    mesh = MAKE_MESH(jax.devices()[:1])
+    mesh = sharding.make_mesh(jax.devices()[:1])
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *model.finished.weights["layers"])
     params, ids = model.finished.weights | {"layers": stacked}, model.encode(TEXT)
     eval_step, finished_step = step.make_eval_step(CONFIG, mesh), cast(Any, make_finished_step(model.finished, mesh))
@@ -75,7 +74,7 @@ def test_scores_are_what_the_model_in_training_gives(model):
 
 
 def test_logprobs_and_spans_are_what_evaluation_gives(model):
-    mesh = MAKE_MESH(jax.devices()[:1])
+    mesh = sharding.make_mesh(jax.devices()[:1])
     step = make_finished_step(model.finished, mesh)
     expected = score_finished(model.finished, model.encode(TEXT), "exact", step, mesh)
     # Two streams, each from empty memory, as the exact protocol cuts them.
@@ -89,7 +88,7 @@ def test_logprobs_and_spans_are_what_evaluation_gives(model):
 @pytest.mark.parametrize("streams", [1, 3, 5])
 def test_exact_scores_do_not_depend_on_how_the_text_is_cut(model, streams):
     """Every target once, each stream from empty memory: the segment's length changes nothing, streams only that."""
-    mesh, ids = MAKE_MESH(jax.devices()[:1]), model.encode(TEXT)
+    mesh, ids = sharding.make_mesh(jax.devices()[:1]), model.encode(TEXT)
     length = -(-(ids.size - 1) // streams)
     pieces = [model.logprobs(TEXT[start : start + length + 1]) for start in range(0, ids.size - 1, length)]
     expected = -np.concatenate(pieces).mean(dtype=np.float64)
@@ -148,7 +147,7 @@ def test_a_symbol_costs_what_the_spans_cost_not_what_the_limit_is():
         config = tiny_config(span={"limit": limit}, model={"layers": 2})
         params = model_of(config)
         finished = FinishedModel.of(config, params)
-        cache = finished.empty_cache(1, MAKE_MESH(jax.devices()[:1]))
+        cache = finished.empty_cache(1, sharding.make_mesh(jax.devices()[:1]))
         one = jax.jit(finished.read).lower(finished.weights, np.zeros((1, 1), np.int32), cache)
         analysis = one.compile().cost_analysis()
         assert analysis
@@ -235,7 +234,7 @@ def test_bad_prompts_are_named(loaded, run, prompt, file, expected):
 
 
 def test_any_checkpoint_can_be_evaluated(run, monkeypatch, capsys):
-    monkeypatch.setattr(sharding, "make_mesh", ONE_DEVICE["make_mesh"])
+    use_devices(monkeypatch, 1)
     results = {}
     # The checkpoint knows its model and text; how to evaluate is the command's.
     other = tiny_config(model={"width": 30}, data={"max_bytes": 5}, evaluate={"streams": 2})
