@@ -122,6 +122,23 @@ def _train(config: Config, directory: Path, command: str) -> int:
 
         dev = None
         with display.TrainingProgress(saved.step, config.train.steps, config.log.every_steps) as progress:
+
+            def settle(done: int, metrics: step.Metrics) -> None:
+                # Waits for a step, counts and shows it.
+                nonlocal window
+                metrics = jax.device_get(metrics)
+                bad_steps.count(done, bool(metrics.good))
+                window.add(float(metrics.nats))
+                recent.append(float(metrics.nats))
+                if done == saved.step + 1:
+                    startup = time.perf_counter() - STARTED
+                    display.say(f"first step done {startup:.1f} s after the start of the program")
+                    log.write(done, {"startup_seconds": startup})
+                progress.show(done, _describe(config, corpus, window, recent, metrics))
+                if done % config.log.every_steps == 0:
+                    _log(config, log, done, window, metrics, mesh, bad_steps.total)
+                    window = Window()
+
             for number in range(saved.step + 1, config.train.steps + 1):
                 if interrupt.poll():
                     break
@@ -137,21 +154,15 @@ def _train(config: Config, directory: Path, command: str) -> int:
 
                 # Only now, with this step under way, is the one before waited for: devices never wait for the host.
                 if running is not None:
-                    done, running = number - 1, jax.device_get(running)
-                    bad_steps.count(done, bool(running.good))
-                    window.add(float(running.nats))
-                    recent.append(float(running.nats))
-                    if done == saved.step + 1:
-                        startup = time.perf_counter() - STARTED
-                        display.say(f"first step done {startup:.1f} s after the start of the program")
-                        log.write(done, {"startup_seconds": startup})
-                    progress.show(done, _describe(config, corpus, window, recent, running))
-                    if done % config.log.every_steps == 0:
-                        _log(config, log, done, window, running, mesh, bad_steps.total)
-                        window = Window()
+                    settle(number - 1, running)
                 running, dev = metrics, None
 
-                if number % config.evaluate.every_steps == 0 or number == config.train.steps:
+                evaluating = number % config.evaluate.every_steps == 0 or number == config.train.steps
+                saving = checkpoints.due(number)
+                if evaluating or saving:  # which waits for this step anyway; its log line belongs before both
+                    settle(number, metrics)
+                    running = None
+                if evaluating:
                     paused = time.perf_counter()
                     dev = evaluate(corpus.dev, "dev")
                     window.pause(time.perf_counter() - paused)
@@ -160,11 +171,11 @@ def _train(config: Config, directory: Path, command: str) -> int:
                         display.say(f"step {number:,}: {dev.bits:.3f} bits per {corpus.unit} on dev")
                         _show_health(config, log, number)
                 # Not while steps are bad: the checkpoints from before are the ones worth keeping.
-                if (checkpoints.due(number) or dev) and metrics.good:
+                if (saving or dev) and metrics.good:
                     checkpoints.save(state, about(dev), log.staged)
+            if running is not None:
+                settle(reached, running)
 
-        if running is not None:
-            bad_steps.count(reached, bool(running.good))
         checkpoints.save(state, about(), log.staged)
         checkpoints.finish()
         log.close()

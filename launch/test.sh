@@ -17,4 +17,4 @@ fi
 ruff format --check .
 ruff check .
 pyrefly check
-python -m pytest --numprocesses auto --dist loadfile "${markers[@]}" "$@"
+python -m pytest --numprocesses auto --dist loadgroup "${markers[@]}" "$@"

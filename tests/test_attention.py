@@ -95,9 +95,9 @@ def lanes(monkeypatch):
         (16, 160, 8, "zero", 0.0, None, False),  # one chunk shorter than W
         (130, 300, 32, "any", 0.3, None, False),  # padded to whole chunks
         (256, 300, 32, "one long", 0.3, None, False),  # far tiles of full size
-        (256, 300, 32, "full", 0.0, None, False),
+        pytest.param(256, 300, 32, "full", 0.0, None, False, marks=pytest.mark.slow),
         (256, 31, 5, "any", 0.3, None, True),  # S below W and below the segment
-        (1, 300, 32, "any", 0.3, None, True),  # one token, as in generation
+        pytest.param(1, 300, 32, "any", 0.3, None, True, marks=pytest.mark.slow),  # one token, as in generation
         (67, 200, 401, "any", 0.0, 0, False),  # R > S, empty memory masked
         (192, 300, 32, "any", 0.3, 100, True),
     ],

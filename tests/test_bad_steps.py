@@ -68,7 +68,11 @@ def test_a_bad_gradient_of_a_finite_loss_is_left_out():
 
 
 def test_a_run_that_does_not_recover_ends_and_keeps_what_was_good(tmp_path, capsys):
-    fields: Any = {"checkpoint": {"every_steps": 4}, "log": {"every_steps": 1}, "model": {"dropout": 0.1}}
+    fields: Any = {
+        "checkpoint": {"every_steps": 4},
+        "log": {"every_steps": 1},
+        "model": {"dropout": 0.1, "attention": "plain"},
+    }
     assert train.train(tiny_config(train={"steps": 8}, **fields), tmp_path, "command") == 0
     capsys.readouterr()
     # One step with this rate, and no forward pass is finite any more.

@@ -84,7 +84,7 @@ def test_bfloat16_is_close():
     assert_allclose(read(config, params, [64] * 3)[0], exact, atol=0.1)
 
 
-@pytest.mark.parametrize("mask_empty_memory", [False, True])
+@pytest.mark.parametrize("mask_empty_memory", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_padding_in_front_leaves_no_trace(mask_empty_memory):
     config, params = spread_model(mask_empty_memory=mask_empty_memory)
     expected, _ = oracle(config, params)

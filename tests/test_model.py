@@ -231,21 +231,20 @@ def test_dropout_changes_logits_and_is_repeatable():
 SHAPES = st.sampled_from([(1, 1, 1), (40, 9, 60)])  # limit, segment, ramp
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     shape=SHAPES,
     fraction=st.sampled_from([0.0, 0.31, 1.0]),
     scale=st.sampled_from([1.0, 300.0]),
     seed=st.integers(0, 100),
-    masked=st.booleans(),
 )
-def test_always_finite(shape, fraction, scale, seed, masked):
+def test_always_finite(shape, fraction, scale, seed):
     limit, segment, ramp = shape
     config, params = make(
         seed=seed,
         span={"limit": limit, "ramp": ramp},
         train={"segment": segment},
-        model={"mask_empty_memory": masked, "layers": 1},
+        model={"mask_empty_memory": limit == 1, "layers": 1},
     )
     attention = params["layers"]["attention"]
     attention["span"]["span_fraction_H"] = jnp.full((1, 2), fraction)

@@ -14,11 +14,12 @@ from adaptive_span_jax.pretrained import load_pretrained
 from adaptive_span_jax.train_state import abstract_state
 from tests.conftest import tiny_fields, use_devices
 
-pytestmark = pytest.mark.usefixtures("one_device", "no_report")
+pytestmark = [pytest.mark.usefixtures("one_device", "no_report"), pytest.mark.xdist_group("pretrained")]
 
 
 def config_of(path, init_from="", **sections) -> Config:
     fields = tiny_fields(data={"source": "files", "path": str(path), "max_bytes": 0}, **sections)
+    fields.model.attention = "plain"  # quicker to compile
     fields.init_from = str(init_from)
     return Config.from_dict(fields.to_dict())
 

@@ -1,17 +1,27 @@
-"""The report in a real browser: on a phone and on a desk, in light and dark."""
+"""The report of a finished run: its files, and its page in a real browser, on a phone and on a desk, light and dark."""
 
 import io
+import json
 import os
+import re
 import shutil
 import subprocess
 
 import matplotlib.image
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
-from adaptive_span_jax import train
-from tests.conftest import tiny_config
-from tests.test_report import FIGURES
+from adaptive_span_jax import report, train
+from tests.conftest import tiny_config, use_devices
+from tests.test_report import FIGURES, rows_of
+
+pytestmark = pytest.mark.xdist_group("report_page")  # one run serves all
+
+# A penalty this large is warned of, and a warning must fit the page as well.
+CONFIG = tiny_config(
+    span={"kind": "dynamic", "penalty": 1.0}, train={"steps": 20}, log={"every_steps": 5}, evaluate={"every_steps": 10}
+)
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 PACKAGE = "chromium-headless-shell"
@@ -50,18 +60,62 @@ def find_browser() -> str:
 
 def colours(png: bytes) -> int:
     """How many different colours a screenshot has."""
-    image = matplotlib.image.imread(io.BytesIO(png))
-    return len(np.unique(image.reshape(-1, image.shape[-1]), axis=0))
+    image = (matplotlib.image.imread(io.BytesIO(png))[..., :3] * 255).astype(np.uint32)
+    return len(np.unique(image @ np.array([1 << 16, 1 << 8, 1], np.uint32)))
 
 
-@pytest.mark.slow
-def test_page_looks_right_on_phone_and_desk_in_light_and_dark(tmp_path, one_device):
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        use_devices(patch, 1)
+        assert train.train(CONFIG, directory, "python main.py") == 0
+    return directory
+
+
+def test_a_finished_run_has_a_report(run, one_device, capsys):
+    target = run / "report"
+    # The same command again shows the result again.
+    assert train.train(CONFIG, run, "python main.py") == 0
+    assert f"open {target}/index.html" in capsys.readouterr().out
+    result = json.loads((run / "result.json").read_text())
+    summary = json.loads((target / "summary.json").read_text())
+    assert summary["dev_bits"] == result["dev_bits"]
+    assert summary["test_bits"] == result["test_bits"]
+    assert summary["average_span"] == pytest.approx(result["average_span"])
+    assert summary["flops_per_token"] == pytest.approx(result["flops_per_token"])
+
+    logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert summary["input_share"] == np.median([line["input_share"] for line in logged if "input_share" in line])
+    assert 0 < summary["input_share"] < 1
+
+    page = (target / "index.html").read_text()
+    assert "of training time spent fetching text" in page
+    for name in FIGURES:
+        assert f'<figure id="{name}">' in page
+        assert (target / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (target / f"{name}.svg").stat().st_size < 300_000
+        assert rows_of(target / f"{name}.csv")
+    assert not re.findall(r'(?:src|href)="(?:https?:)?//', page), "asks for something from outside"
+    identifiers = re.findall(r'\bid="([^"]+)"', page)
+    assert len(identifiers) == len(set(identifiers))
+    assert f"{result['dev_bits']:.3f}" in page
+
+    logged = [json.loads(line) for line in (run / "spans.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in logged] == [5, 10, 15, 20]
+    history = rows_of(target / "span_history.csv")
+    last = [float(row["span_positions"]) for row in history if row["step"] == "20"]
+    assert_allclose(last, np.minimum(np.ravel(logged[-1]["z_LH"]) + CONFIG.span.ramp, CONFIG.span.limit))
+
+    before = {path.name: path.read_bytes() for path in target.iterdir()}
+    assert report.report(run, "latest") == 0
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == before, "not the same twice"
+
+
+def test_page_looks_right_on_phone_and_desk_in_light_and_dark(run):
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     executable = find_browser()
-    # A penalty this large is warned of, and a warning must fit the page as well.
-    config = tiny_config(span={"kind": "dynamic", "penalty": 1.0}, train={"steps": 12}, log={"every_steps": 2})
-    assert train.train(config, tmp_path, "command") == 0
-    address = (tmp_path / "report" / "index.html").as_uri()
+    address = (run / "report" / "index.html").as_uri()
 
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])

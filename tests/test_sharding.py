@@ -106,8 +106,9 @@ def test_a_mesh_that_devices_cannot_form():
 
 @pytest.mark.parametrize(
     ("attention", "fsdp"),
-    [("plain", 2), pytest.param("per_head", 1, marks=slow), pytest.param("per_head", 8, marks=slow)],
+    [("plain", 2), ("per_head", 1), ("per_head", 8)],
 )
+@slow
 def test_layers_computed_again_give_the_same_training(attention, fsdp):
     nats, _ = on_one_device("adaptive", attention)
     config = config_of(model={"attention": attention, "remat": True})
@@ -115,7 +116,8 @@ def test_layers_computed_again_give_the_same_training(attention, fsdp):
     assert_allclose(found, nats[:20], rtol=1e-5)
 
 
-@pytest.mark.parametrize("attention", ["plain", pytest.param("per_head", marks=slow)])
+@slow
+@pytest.mark.parametrize("attention", ["plain", "per_head"])
 def test_memory_in_bfloat16(attention):
     nats, _ = on_one_device("adaptive", attention)
     config = config_of(model={"attention": attention, "memory_dtype": "bfloat16"})

@@ -121,6 +121,7 @@ def cut_off(bucket: ObjectStorage, monkeypatch):
     return after
 
 
+@pytest.mark.slow
 def test_at_whichever_request_a_process_is_killed_nothing_looks_whole_that_is_not(bucket, cut_off):
     finished = 0
     for changes in range(100):

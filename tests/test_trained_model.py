@@ -22,6 +22,7 @@ from adaptive_span_jax.model import init
 from adaptive_span_jax.score import make_finished_step, score, score_finished
 from tests.conftest import tiny_config, use_devices
 
+pytestmark = pytest.mark.xdist_group("trained_model")  # one run serves all
 HEADER_AND_TRAILER = 44  # bytes
 TEXT = b"import sys\n\n\ndef main():\n    return sys.argv\n" * 7
 
@@ -85,7 +86,7 @@ def test_logprobs_and_spans_are_what_evaluation_gives(model):
     assert_allclose(model.spans(), np.minimum(expected.z_LH + CONFIG.span.ramp, CONFIG.span.limit), rtol=1e-6)
 
 
-@pytest.mark.parametrize("streams", [1, 3, 5])
+@pytest.mark.parametrize("streams", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 5))])
 def test_exact_scores_do_not_depend_on_how_the_text_is_cut(model, streams):
     """Every target once, each stream from empty memory: the segment's length changes nothing, streams only that."""
     mesh, ids = sharding.make_mesh(jax.devices()[:1]), model.encode(TEXT)
