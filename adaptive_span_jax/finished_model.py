@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from adaptive_span_jax import head_reach, model, sharding
 from adaptive_span_jax.config import Config
-from adaptive_span_jax.key_value_cache import KeyValueCache, attend, write
+from adaptive_span_jax.key_value_cache import KeyValueCache, Rings
 from adaptive_span_jax.layer import Layer
 from adaptive_span_jax.model import LAYERS, Params
 
@@ -51,9 +51,10 @@ class FinishedModel:
     def read(
         self, weights: Params, tokens_BT: ArrayLike, cache: KeyValueCache
     ) -> tuple[jax.Array, KeyValueCache, jax.Array]:
-        """(logits_BTV, the cache after the chunk, z_LH averaged over tokens). Pure; T divides `head_reach.CHUNK`.
+        """(logits_BTV, the cache after these tokens, z_LBTH as in `model.Prediction`). Pure.
 
-        `weights` are this model's own, handed in because a compiled function should not contain them.
+        T divides `head_reach.CHUNK` or is a multiple of it. `weights` are this model's own, handed in because a
+        compiled function should not contain them.
         """
         hidden_BTD = model.embed(self.config, weights, tokens_BT)
         keys, values, spans = [], [], []
@@ -64,7 +65,7 @@ class FinishedModel:
             )
             keys.append(layer_keys)
             values.append(layer_values)
-            spans.append(z_BTH.mean(axis=(0, 1)))
+            spans.append(z_BTH)
         length = hidden_BTD.shape[1]
         cache = KeyValueCache(tuple(keys), tuple(values), cache.position + length, cache.first)
         return model.output(weights, hidden_BTD), cache, jnp.stack(spans)
@@ -88,20 +89,20 @@ class FinishedModel:
         keys, values, outputs = [], [], []
         for number, group in enumerate(groups):
             heads = np.array(group.heads)
-            for new_BHTK, rings, written in ((key_BHTK, cache.keys, keys), (value_BHTK, cache.values, values)):
-                written.append(write(rings[index][number], new_BHTK[:, heads], cache.position, cache.first))
-            outputs.append(
-                attend(
-                    query_BHTK[:, heads],
-                    keys[-1],
-                    values[-1],
-                    positions_SK.astype(dtype),
-                    z_BHT1[:, heads],
-                    cache.position,
-                    ramp=self.config.span.ramp,
-                    first=cache.first if self.config.model.mask_empty_memory else None,
-                )
+            output_BHTK, rings = Rings(cache.keys[index][number], cache.values[index][number]).read(
+                query_BHTK[:, heads],
+                key_BHTK[:, heads],
+                value_BHTK[:, heads],
+                positions_SK.astype(dtype),
+                z_BHT1[:, heads],
+                cache.position,
+                cache.first,
+                ramp=self.config.span.ramp,
+                mask_empty=self.config.model.mask_empty_memory,
             )
+            outputs.append(output_BHTK)
+            keys.append(rings.key_BHMK)
+            values.append(rings.value_BHMK)
         order = np.argsort(np.concatenate([group.heads for group in groups]))
         output_BHTK = jnp.concatenate(outputs, axis=1)[:, order]
         attended_BTD = jnp.einsum("BHTK,HKD->BTD", output_BHTK, attention.output_HKD[...].astype(dtype))

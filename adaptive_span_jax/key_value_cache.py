@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from adaptive_span_jax.attention import masked_softmax
-from adaptive_span_jax.head_reach import Plan
+from adaptive_span_jax.head_reach import CHUNK, Plan
 from adaptive_span_jax.span import soft_mask
 
 
@@ -46,6 +46,47 @@ class KeyValueCache(NamedTuple):
             )
 
         return cls(rings(), rings(), jnp.zeros((), jnp.int32), jnp.asarray(first, jnp.int32))
+
+
+class Rings(NamedTuple):
+    """Keys and values of one group of heads."""
+
+    key_BHMK: jax.Array
+    value_BHMK: jax.Array
+
+    def read(
+        self,
+        query_BHTK: jax.Array,
+        key_BHTK: jax.Array,
+        value_BHTK: jax.Array,
+        positions_SK: jax.Array,
+        z_BHT1: jax.Array,
+        position: jax.Array,
+        first: jax.Array,
+        *,
+        ramp: int,
+        mask_empty: bool,
+    ) -> tuple[jax.Array, "Rings"]:
+        """Takes in the keys and values of T positions, chunk by chunk: (output_BHTK, the rings after them)."""
+        size = min(query_BHTK.shape[2], CHUNK)
+
+        def read_chunk(rings: Rings, number: ArrayLike) -> tuple[Rings, jax.Array]:
+            def of_chunk(array: jax.Array) -> jax.Array:
+                return array if array.shape[2] == 1 else jax.lax.dynamic_slice_in_dim(array, number * size, size, 2)
+
+            at = position + number * size
+            rings = Rings(
+                write(rings.key_BHMK, of_chunk(key_BHTK), at, first),
+                write(rings.value_BHMK, of_chunk(value_BHTK), at, first),
+            )
+            empty_until = first if mask_empty else None
+            output = attend(
+                of_chunk(query_BHTK), *rings, positions_SK, of_chunk(z_BHT1), at, ramp=ramp, first=empty_until
+            )
+            return rings, output
+
+        rings, output_NBHCK = jax.lax.scan(read_chunk, self, jnp.arange(query_BHTK.shape[2] // size))
+        return jnp.moveaxis(output_NBHCK, 0, 2).reshape(query_BHTK.shape), rings
 
 
 def write(ring_BHMK: jax.Array, new_BHTK: jax.Array, position: jax.Array, first: jax.Array) -> jax.Array:

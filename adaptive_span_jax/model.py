@@ -39,8 +39,7 @@ class Prediction(NamedTuple):
     logits_BTV: jax.Array
     inputs_LBTD: jax.Array  # every layer's input, which `Memory.advance` takes in
     penalty: jax.Array  # positions of average span, summed over layers; the loss multiplies it by lambda
-    z_LH: jax.Array  # each head's z in positions, averaged over tokens where it differs between them
-    furthest_z_LH: jax.Array  # the same, the largest over tokens: what the head's cost follows
+    z_LBTH: jax.Array  # each head's z in positions; B and T are 1 where it is the same for all tokens
 
 
 def param_dtype(config: Config) -> DTypeLike:
@@ -93,16 +92,16 @@ def apply(
             filled=filled,
             dropout=dropout.at(index) if dropout else None,
         )
-        return next_BTD, (hidden_BTD, layer.attention.penalty(z_BTH), z_BTH.mean(axis=(0, 1)), z_BTH.max(axis=(0, 1)))
+        return next_BTD, (hidden_BTD, layer.attention.penalty(z_BTH), z_BTH)
 
     if config.model.remat:
         read_layer = jax.checkpoint(read_layer, prevent_cse=False)  # a scan's body is safe from that already
     layers = jnp.arange(config.model.layers)
     hidden_BTD, found = jax.lax.scan(read_layer, hidden_BTD, (layers, params[LAYERS]))
-    inputs_LBTD, penalty_L, z_LH, furthest_z_LH = found
+    inputs_LBTD, penalty_L, z_LBTH = found
 
-    inputs_LBTD, z_LH, furthest_z_LH = jax.lax.stop_gradient((inputs_LBTD, z_LH, furthest_z_LH))
-    return Prediction(output(common, hidden_BTD), inputs_LBTD, penalty_L.sum(), z_LH, furthest_z_LH)
+    inputs_LBTD, z_LBTH = jax.lax.stop_gradient((inputs_LBTD, z_LBTH))
+    return Prediction(output(common, hidden_BTD), inputs_LBTD, penalty_L.sum(), z_LBTH)
 
 
 def embed(config: Config, params: Params, tokens_BT: ArrayLike) -> jax.Array:

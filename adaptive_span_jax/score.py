@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from adaptive_span_jax import loss, model, sharding
+from adaptive_span_jax import loss, model, sharding, span
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.finished_model import FinishedModel
@@ -29,12 +29,16 @@ PROTOCOLS: dict[str, Callable[[np.ndarray, int, int], Iterator[ScoredSegment]]] 
 }
 
 
+# Positions that a finished model reads at once: dense products like many rows. Attention goes by chunks inside.
+AT_ONCE = 8 * CHUNK
+
+
 class Score(NamedTuple):
     """The result of an evaluation."""
 
     nats: float  # mean negative log-likelihood per scored token
     tokens: int
-    z_LH: np.ndarray  # each head's z in positions, averaged over the text where it differs between tokens
+    z_LH: np.ndarray  # each head's z in positions, averaged over the scored text where it differs between tokens
 
     @property
     def bits(self) -> float:
@@ -62,10 +66,11 @@ def score(
 def make_finished_step(finished: FinishedModel, mesh: Mesh) -> Callable:
     """The compiled step of `score_finished`."""
 
-    def finished_step(weights: model.Params, cache: KeyValueCache, chunk: ScoredSegment) -> Any:
-        logits_BTV, cache, z_LH = finished.read(weights, chunk.tokens_BT, cache)
-        nats_BT = loss.nats_BT(logits_BTV, chunk.targets_BT)
-        return cache, (jnp.where(chunk.scored_BT, nats_BT, 0).sum(), z_LH)
+    def finished_step(weights: model.Params, cache: KeyValueCache, segment: ScoredSegment) -> Any:
+        logits_BTV, cache, z_LBTH = finished.read(weights, segment.tokens_BT, cache)
+        nats_BT = loss.nats_BT(logits_BTV, segment.targets_BT)
+        z_LH = span.mean_z(z_LBTH, segment.scored_BT)
+        return cache, (jnp.where(segment.scored_BT, nats_BT, 0).sum(), z_LH)
 
     at = finished.cache_sharding(finished.config.evaluate.streams, mesh)
     return jax.jit(finished_step, donate_argnums=1, out_shardings=(at, sharding.replicated(mesh)))
@@ -81,16 +86,16 @@ def score_finished(
 ) -> Score:
     """The score that `score` gives, by the key-value cache."""
     segments = _segments(finished.config, ids, protocol)
-    # What a position is predicted from does not depend on where segments are cut: the cache likes short ones.
+    # What a position is predicted from does not depend on where segments are cut.
     whole = ScoredSegment(*(np.concatenate(parts, axis=1) for parts in zip(*segments, strict=True)))
-    padding = [(0, 0), (0, -whole.tokens_BT.shape[1] % CHUNK)]
-    whole = ScoredSegment(*(np.pad(array_BN, padding) for array_BN in whole))
-    chunks = [
-        ScoredSegment(*(array_BN[:, start : start + CHUNK] for array_BN in whole))
-        for start in range(0, whole.tokens_BT.shape[1], CHUNK)
+    count = whole.tokens_BT.shape[1]
+    length = min(AT_ONCE, -(-count // CHUNK) * CHUNK)
+    whole = ScoredSegment(*(np.pad(array_BN, [(0, 0), (0, -count % length)]) for array_BN in whole))
+    segments = [
+        ScoredSegment(*(array_BN[:, start : start + length] for array_BN in whole)) for start in range(0, count, length)
     ]
     cache = finished.empty_cache(finished.config.evaluate.streams, mesh)
-    return _total(finished.weights, cache, chunks, finished_step, mesh, on_progress)
+    return _total(finished.weights, cache, segments, finished_step, mesh, on_progress)
 
 
 def _segments(config: Config, ids: np.ndarray, protocol: str) -> list[ScoredSegment]:
@@ -120,7 +125,8 @@ def _total(
             # Waiting for the segment before keeps the host one step ahead of the devices, and no further.
             jax.block_until_ready(sums[number - 1])
             on_progress(number / len(segments))
-    tokens = sum(int(segment.scored_BT.sum()) for segment in segments)
+    scored = [int(segment.scored_BT.sum()) for segment in segments]
+    tokens = sum(scored)
     # Each sum is over one segment; adding them up in float64 keeps the digits of a five-million-token mean.
     nats, z_LH = (np.asarray(each, np.float64) for each in zip(*jax.device_get(sums), strict=True))
-    return Score(float(nats.sum()) / tokens, tokens, z_LH.mean(axis=0))
+    return Score(float(nats.sum()) / tokens, tokens, np.average(z_LH, axis=0, weights=scored))

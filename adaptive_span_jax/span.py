@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from adaptive_span_jax.config import SpanConfig
 
@@ -56,6 +56,14 @@ def reach(z: jax.Array, ramp: int, limit: int) -> jax.Array:
 def average_span(z_LH: np.ndarray, ramp: int, limit: int) -> float:
     """The average span as published logs report it: the mean over layers of ⌈mean z⌉ + R, at most S."""
     return np.minimum(np.ceil(z_LH.mean(axis=1)) + ramp, limit).mean()
+
+
+def mean_z(z_LBTH: jax.Array, counted_BT: ArrayLike) -> jax.Array:
+    """Each head's z, averaged over the tokens that count: z_LH."""
+    if z_LBTH.shape[1:3] == (1, 1):
+        return z_LBTH[:, 0, 0]
+    counted_BT = jnp.asarray(counted_BT, z_LBTH.dtype)
+    return jnp.einsum("LBTH,BT->LH", z_LBTH, counted_BT) / jnp.maximum(counted_BT.sum(), 1)
 
 
 def longest_span(z_LH: np.ndarray, ramp: int, limit: int) -> float:

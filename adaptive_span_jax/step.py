@@ -75,8 +75,8 @@ class _Found(NamedTuple):
 
     nats: jax.Array
     penalty_nats: jax.Array
-    z_LH: jax.Array
-    furthest_z_LH: jax.Array
+    z_LH: jax.Array  # the mean over tokens
+    furthest_z_LH: jax.Array  # the largest over tokens, which a head's cost follows
     inputs_LBTD: jax.Array
 
 
@@ -92,8 +92,10 @@ def _gradients(
 
     def read(segment: Segment, memory: Memory, dropout: Dropout | None) -> tuple[model.Params, _Found]:
         gradients, (prediction, nats, penalty_nats) = gradient(params, segment, memory, dropout)
-        found = (prediction.z_LH, prediction.furthest_z_LH, prediction.inputs_LBTD)
-        return gradients, _Found(nats, penalty_nats, *found)
+        z_LBTH = prediction.z_LBTH
+        return gradients, _Found(
+            nats, penalty_nats, z_LBTH.mean(axis=(1, 2)), z_LBTH.max(axis=(1, 2)), prediction.inputs_LBTD
+        )
 
     def read_group(sum_of_gradients: model.Params, number: jax.Array) -> tuple[model.Params, _Found]:
         def part(array: Any, axis: int = 0) -> Any:
@@ -131,7 +133,7 @@ def make_forget(state: TrainState) -> Callable[[TrainState], TrainState]:
 
 
 def make_eval_step(config: Config, mesh: Mesh) -> EvalStep:
-    """The compiled evaluation step: (params, memory, segment) → (memory, (summed nats of scored targets, z_LH))."""
+    """The compiled evaluation step: (params, memory, segment) → (memory, (nats of scored targets, their mean z_LH))."""
 
     def eval_step(
         params: model.Params, memory: Memory, segment: ScoredSegment
@@ -140,7 +142,8 @@ def make_eval_step(config: Config, mesh: Mesh) -> EvalStep:
             prediction = model.apply(config, params, segment.tokens_BT, memory)
         nats_BT = loss.nats_BT(prediction.logits_BTV, segment.targets_BT)
         memory = memory.advance(prediction.inputs_LBTD, config.span.limit, jnp.isfinite(nats_BT.sum()))
-        return memory, (jnp.where(segment.scored_BT, nats_BT, 0).sum(), prediction.z_LH)
+        z_LH = span.mean_z(prediction.z_LBTH, segment.scored_BT)
+        return memory, (jnp.where(segment.scored_BT, nats_BT, 0).sum(), z_LH)
 
     placement = (sharding.memory_sharding(mesh, config.evaluate.streams), sharding.replicated(mesh))
     return jax.jit(eval_step, donate_argnums=1, out_shardings=placement)

@@ -209,7 +209,7 @@ class TrainedModel:
     @functools.cached_property
     def _score(self) -> Callable:
         def score(weights: Params, tokens_BT: jax.Array, targets_BT: jax.Array, cache: KeyValueCache) -> Any:
-            logits_BTV, cache, z_LH = self.finished.read(weights, tokens_BT, cache)
-            return (-loss.nats_BT(logits_BTV, targets_BT)[0], z_LH), cache
+            logits_BTV, cache, z_LBTH = self.finished.read(weights, tokens_BT, cache)
+            return (-loss.nats_BT(logits_BTV, targets_BT)[0], z_LBTH.mean(axis=(1, 2))), cache
 
         return jax.jit(score, donate_argnums=3, out_shardings=(None, self._placed.cache))

@@ -25,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from adaptive_span_jax import head_reach, model, sharding, step
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.finished_model import FinishedModel
-from adaptive_span_jax.head_reach import CHUNK
 from adaptive_span_jax.score import make_finished_step
 from adaptive_span_jax.segments import ScoredSegment
 from configs import base
@@ -53,18 +52,14 @@ def segment(number: int, length: int) -> ScoredSegment:
 class Evaluation:
     """One way to evaluate, with its memory."""
 
-    def __init__(self, compiled: Any, weights: Any, memory: Any, mesh: Any, chunk: int):
-        self.compiled, self.weights, self.memory, self.mesh, self.chunk = compiled, weights, memory, mesh, chunk
+    def __init__(self, compiled: Any, weights: Any, memory: Any, mesh: Any):
+        self.compiled, self.weights, self.memory, self.mesh = compiled, weights, memory, mesh
 
     def read(self, whole: ScoredSegment) -> tuple[float, float]:
         """(nats, seconds) of a segment."""
-        start, sums = time.perf_counter(), []
-        for first in range(0, whole.tokens_BT.shape[1], self.chunk):
-            part = ScoredSegment(*(array[:, first : first + self.chunk] for array in whole))
-            self.memory, (nats, _) = self.compiled(self.weights, self.memory, sharding.place_segment(self.mesh, part))
-            sums.append(nats)
-        nats = sum(float(each) for each in sums)
-        return nats, time.perf_counter() - start
+        start = time.perf_counter()
+        self.memory, (nats, _) = self.compiled(self.weights, self.memory, sharding.place_segment(self.mesh, whole))
+        return float(nats), time.perf_counter() - start
 
 
 def main() -> int:
@@ -88,10 +83,10 @@ def main() -> int:
             lambda config=config: model.init_memory(config, STREAMS),
             out_shardings=sharding.memory_sharding(mesh, STREAMS),
         )()
-        paths[attention] = Evaluation(step.make_eval_step(config, mesh), params, memory, mesh, config.train.segment)
+        paths[attention] = Evaluation(step.make_eval_step(config, mesh), params, memory, mesh)
     finished = FinishedModel.of(config, params)
     cache = finished.empty_cache(STREAMS, mesh)
-    paths["cache"] = Evaluation(make_finished_step(finished, mesh), finished.weights, cache, mesh, CHUNK)
+    paths["cache"] = Evaluation(make_finished_step(finished, mesh), finished.weights, cache, mesh)
     kept = sum(group.rows * len(group.heads) for groups in finished.plan for group in groups) / z_LH.size
     read = head_reach.head_reach(config, jax.device_get(params)).mean()
     print(f"positions kept per head: {kept:.0f} on average, {read:.0f} read, limit {config.span.limit}")

@@ -54,9 +54,8 @@ def _ours(case: str, weights: Path) -> dict[str, Callable[[], Any]]:
     from adaptive_span_jax import sharding, step
     from adaptive_span_jax.config import Config
     from adaptive_span_jax.finished_model import FinishedModel
-    from adaptive_span_jax.head_reach import CHUNK
     from adaptive_span_jax.optimizer import make_optimizer
-    from adaptive_span_jax.score import make_finished_step
+    from adaptive_span_jax.score import AT_ONCE, make_finished_step
     from adaptive_span_jax.segments import ScoredSegment, Segment
     from adaptive_span_jax.train_state import create_state
 
@@ -95,15 +94,14 @@ def _ours(case: str, weights: Path) -> dict[str, Callable[[], Any]]:
         jax.block_until_ready((box["state"], metrics))
 
     def evaluate() -> None:
-        # As `--mode=evaluate` does it: keys and values stay projected, chunk by chunk.
+        # As `--mode=evaluate` does it: keys and values stay projected.
         if "finished" not in box:
             box["finished"] = finished = FinishedModel.of(box["config"], box["state"].params)
             box["finished_step"] = make_finished_step(finished, mesh)
             box["cache"] = finished.empty_cache(STREAMS, mesh)
-        for first in range(0, tokens_BT.shape[1], CHUNK):
-            chunk = ScoredSegment(*(array[:, first : first + CHUNK] for array in (tokens_BT, targets_BT, scored_BT)))
-            chunk = sharding.place_segment(mesh, chunk)
-            box["cache"], box["found"] = box["finished_step"](box["finished"].weights, box["cache"], chunk)
+            assert tokens_BT.shape[1] == AT_ONCE
+        whole = sharding.place_segment(mesh, ScoredSegment(tokens_BT, targets_BT, scored_BT))
+        box["cache"], box["found"] = box["finished_step"](box["finished"].weights, box["cache"], whole)
         jax.block_until_ready((box["cache"], box["found"]))
 
     box: dict[str, Any] = {}

@@ -84,7 +84,7 @@ def test_logits_equal_the_oracle(kind, x64):
     first = apply(config, params, TOKENS[:, :4], memory)
     expected, z = oracle(config, params, TOKENS[:, :4], stored)
     assert_allclose(first.logits_BTV, expected, rtol=1e-10)
-    assert_allclose(first.z_LH.mean(), z.mean(), rtol=1e-10)
+    assert_allclose(first.z_LBTH.mean(), z.mean(), rtol=1e-10)
     expected_penalty = 0 if kind == "fixed" else 3 * z.mean()
     assert_allclose(first.penalty, expected_penalty, rtol=1e-10)
     # The second segment reads the memory of the first: real states as well as zeros, which are attended to.

@@ -89,3 +89,12 @@ def test_projection_clips_spans_and_nothing_else():
     projected = span.project(tree)
     assert_allclose(projected["layers"]["span"]["span_fraction_H"], [0, 0.3, 1])
     assert_array_equal(projected["layers"]["key_DHK"], [-5, 5])
+
+
+def test_mean_z_leaves_out_what_does_not_count():
+    z_LBTH = np.random.default_rng(0).uniform(0, 100, (3, 2, 5, 4)).astype(np.float32)
+    counted_BT = np.array([[1, 1, 1, 0, 0], [1, 0, 0, 0, 0]], bool)
+    expected = (z_LBTH[:, 0, :3].sum(axis=1) + z_LBTH[:, 1, 0]) / 4
+    assert_allclose(span.mean_z(jnp.asarray(z_LBTH), counted_BT), expected, rtol=1e-6)
+    assert_array_equal(span.mean_z(jnp.asarray(z_LBTH[:, :1, :1]), counted_BT), z_LBTH[:, 0, 0])
+    assert_array_equal(span.mean_z(jnp.asarray(z_LBTH), np.zeros((2, 5), bool)), 0)
