@@ -63,14 +63,13 @@ def attend(
         filled=filled,
         dropout=dropout,
     )
-    output_BHTK = _attend(ramp, inputs)
-    return jnp.moveaxis(output_BHTK[:, :, :length], 1, 2).astype(query_BTHK.dtype)
+    return _attend(ramp, inputs)[:, :length]
 
 
 class _Saved(NamedTuple):
     """What the backward pass is computed from; J counts the W newest positions of memory and those of the segment."""
 
-    output_BHTK: jax.Array
+    output_BTHK: jax.Array  # what is handed on, which keeps it too: as it is, it is kept only once
     log_sum_BHT1: jax.Array
     key_BHJK: jax.Array
     value_BHJK: jax.Array
@@ -98,17 +97,19 @@ def _forward(ramp: int, inputs: Inputs) -> tuple[jax.Array, tuple[Inputs, _Saved
             score.append(near_score)
         finished = [softmax.finish(part) for part in attention_far.forward(inputs, lanes, ramp, running)]
         output, log_sum = (jnp.concatenate(parts) for parts in zip(*finished, strict=True))
-        return _Saved(output, log_sum, key_BHJK, value_BHJK, jnp.concatenate(score))
+        output_BTHK = jnp.moveaxis(output, 1, 2).astype(inputs.query_BHTK.dtype)
+        return _Saved(output_BTHK, log_sum, key_BHJK, value_BHJK, jnp.concatenate(score))
 
     forward = sharding.per_device(forward, inputs.stream_B.size, (_axes(inputs),), _SAVED_AXES)
     saved = forward(inputs)
-    return saved.output_BHTK, (inputs, saved)
+    return saved.output_BTHK, (inputs, saved)
 
 
-def _backward(ramp: int, residuals: tuple[Inputs, _Saved], d_output_BHTK: jax.Array) -> tuple[Inputs]:
-    def backward(inputs: Inputs, saved: _Saved, d_output_BHTK: jax.Array) -> InputGradients:
-        lanes = inputs.lanes()
-        d_dot_BHT1 = (d_output_BHTK * saved.output_BHTK).sum(axis=-1, keepdims=True)
+def _backward(ramp: int, residuals: tuple[Inputs, _Saved], d_output_BTHK: jax.Array) -> tuple[Inputs]:
+    def backward(inputs: Inputs, saved: _Saved, d_output_BTHK: jax.Array) -> InputGradients:
+        lanes, exact = inputs.lanes(), saved.log_sum_BHT1.dtype
+        d_dot_BTH1 = (d_output_BTHK.astype(exact) * saved.output_BTHK.astype(exact)).sum(axis=-1, keepdims=True)
+        d_output_BHTK, d_dot_BHT1 = (jnp.moveaxis(array, 1, 2) for array in (d_output_BTHK, d_dot_BTH1))
         log_sum, d_output, d_dot = (split(array, lanes) for array in (saved.log_sum_BHT1, d_output_BHTK, d_dot_BHT1))
         kept = (split(array, lanes) for array in (saved.key_BHJK, saved.value_BHJK, saved.score_BHTJ))
         shares = zip(lanes, *kept, log_sum, d_output, d_dot, strict=True)
@@ -121,7 +122,7 @@ def _backward(ramp: int, residuals: tuple[Inputs, _Saved], d_output_BHTK: jax.Ar
     gradient_axes = InputGradients(*(getattr(axes, name) for name in InputGradients._fields))
     gradient_axes = jax.tree.map(lambda axis: sharding.SUM if axis == sharding.SAME else axis, gradient_axes)
     backward = sharding.per_device(backward, inputs.stream_B.size, (axes, _SAVED_AXES, 0), gradient_axes)
-    found = backward(*residuals, d_output_BHTK)
+    found = backward(*residuals, d_output_BTHK)
     # Memory, stream numbers and dropout have no gradient.
     return (Inputs(**dict.fromkeys(Inputs._fields) | found._asdict()),)
 

@@ -106,6 +106,6 @@ class FinishedModel:
         order = np.argsort(np.concatenate([group.heads for group in groups]))
         output_BHTK = jnp.concatenate(outputs, axis=1)[:, order]
         attended_BTD = jnp.einsum("BHTK,HKD->BTD", output_BHTK, attention.output_HKD[...].astype(dtype))
-        hidden_BTD = layer.attention_norm(hidden_BTD + attended_BTD).astype(dtype)
-        hidden_BTD = layer.feedforward_norm(hidden_BTD + layer.feedforward(hidden_BTD)).astype(dtype)
+        hidden_BTD = layer.attention_norm(hidden_BTD + attended_BTD)
+        hidden_BTD = layer.feedforward_norm(hidden_BTD + layer.feedforward(hidden_BTD))
         return hidden_BTD, tuple(keys), tuple(values), z_BTH

@@ -87,8 +87,7 @@ class SpanAttention(nnx.Module):
             filled=filled,
             dropout=dropout,
         )
-        output_ED = self.output_HKD[...].astype(dtype).reshape(-1, hidden_BTD.shape[-1])
-        return linear(output_BTHK.reshape(*hidden_BTD.shape[:2], -1), output_ED), z_BTH
+        return linear(output_BTHK, self.output_HKD[...].astype(dtype), 2), z_BTH
 
     def weights(
         self, hidden_BTD: jax.Array, memory_BSD: jax.Array, positions_SK: jax.Array, filled: jax.Array | None = None
@@ -112,9 +111,7 @@ class SpanAttention(nnx.Module):
         return self.span.penalty(z_BTH)
 
     def _query(self, hidden_BTD: jax.Array) -> jax.Array:
-        width, heads, head_width = self.query_DHK.shape
-        query_DE = self.query_DHK[...].astype(hidden_BTD.dtype).reshape(width, -1)
-        return linear(hidden_BTD, query_DE).reshape(*hidden_BTD.shape[:2], heads, head_width)
+        return linear(hidden_BTD, self.query_DHK[...].astype(hidden_BTD.dtype))
 
 
 @jax.custom_vjp
@@ -159,15 +156,36 @@ class FeedForward(nnx.Module):
         return output_BTD + self.contract_bias_D[...].astype(dtype)[None, None, :]
 
 
+class LayerNorm(nnx.Module):
+    """(x − mean) / deviation · scale + bias, over the last axis.
+
+    Written this way the backward pass keeps two arrays of the input's size; that of `nnx.LayerNorm` keeps three.
+    """
+
+    def __init__(self, width: int, dtype: DTypeLike = jnp.float32):
+        self.scale = nnx.Param(jnp.ones((width,), dtype))
+        self.bias = nnx.Param(jnp.zeros((width,), dtype))
+
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        # Computed in the parameters' type, float32 or better, also for bfloat16 inputs. Variance takes two passes: in
+        # one pass it loses digits where the mean is large.
+        scale_D, bias_D = self.scale[...], self.bias[...]
+        wide_BTD = x_BTD.astype(scale_D.dtype)
+        centred_BTD = wide_BTD - wide_BTD.mean(axis=-1, keepdims=True)
+        variance_BT1 = (centred_BTD * centred_BTD).mean(axis=-1, keepdims=True)
+        normal_BTD = centred_BTD * jax.lax.rsqrt(variance_BT1 + 1e-5)
+        return (normal_BTD * scale_D[None, None, :] + bias_D[None, None, :]).astype(x_BTD.dtype)
+
+
 class Layer(nnx.Module):
     """Post-norm: h = LN(h + attention(h)), then h = LN(h + feed-forward(h))."""
 
-    def __init__(self, attention: SpanAttention, feedforward: FeedForward, *, rngs: nnx.Rngs):
+    def __init__(self, attention: SpanAttention, feedforward: FeedForward):
         width, _, _ = attention.query_DHK.shape
         self.attention = attention
-        self.attention_norm = _layer_norm(width, rngs, attention.query_DHK.dtype)
+        self.attention_norm = LayerNorm(width, attention.query_DHK.dtype)
         self.feedforward = feedforward
-        self.feedforward_norm = _layer_norm(width, rngs, attention.query_DHK.dtype)
+        self.feedforward_norm = LayerNorm(width, attention.query_DHK.dtype)
 
     def __call__(
         self,
@@ -184,12 +202,6 @@ class Layer(nnx.Module):
         attended_BTD, z_BTH = self.attention.attend(
             hidden_BTD, memory, positions_SK, filled=filled, dropout=in_attention
         )
-        hidden_BTD = self.attention_norm(hidden_BTD + attended_BTD).astype(hidden_BTD.dtype)
+        hidden_BTD = self.attention_norm(hidden_BTD + attended_BTD)
         fed_BTD = self.feedforward(hidden_BTD, in_feedforward)
-        return self.feedforward_norm(hidden_BTD + fed_BTD).astype(hidden_BTD.dtype), z_BTH
-
-
-def _layer_norm(width: int, rngs: nnx.Rngs, dtype: DTypeLike) -> nnx.LayerNorm:
-    # Computed in the parameters' type, float32 or better, also for bfloat16 inputs. Variance takes two passes: in one
-    # pass it loses digits where the mean is large.
-    return nnx.LayerNorm(width, epsilon=1e-5, param_dtype=dtype, use_fast_variance=False, rngs=rngs)
+        return self.feedforward_norm(hidden_BTD + fed_BTD), z_BTH

@@ -5,28 +5,36 @@ gradient that comes in, computing all that is fused into it in the order of colu
 a tenth of a training step. Elsewhere the two are the same product.
 """
 
+import functools
 import math
 
 import jax
 import jax.numpy as jnp
 
 
-@jax.custom_vjp
-def linear(rows: jax.Array, weight_DE: jax.Array) -> jax.Array:
-    """[…, D] times [D, E]: […, E]."""
-    return (rows.reshape(-1, weight_DE.shape[0]) @ weight_DE).reshape(*rows.shape[:-1], weight_DE.shape[1])
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def linear(rows: jax.Array, weight: jax.Array, axes: int = 1) -> jax.Array:
+    """[…, D] times [D, …]. With `axes` = 2, […, H, K] times [H, K, …], and so on."""
+    outer, inner = rows.shape[: rows.ndim - axes], weight.shape[axes:]
+    return (rows.reshape(math.prod(outer), -1) @ _matrix(weight, axes)).reshape(*outer, *inner)
 
 
-def _forward(rows: jax.Array, weight_DE: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return linear(rows, weight_DE), (rows, weight_DE)
+# Saved as they come, not as matrices: a scan over layers need not copy weights that it already has.
+def _forward(rows: jax.Array, weight: jax.Array, axes: int) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return linear(rows, weight, axes), (rows, weight)
 
 
-def _backward(saved: tuple[jax.Array, jax.Array], d_product: jax.Array) -> tuple[jax.Array, jax.Array]:
-    rows, weight_DE = saved
-    count = math.prod(rows.shape[:-1])
+def _backward(axes: int, saved: tuple[jax.Array, jax.Array], d_product: jax.Array) -> tuple[jax.Array, jax.Array]:
+    rows, weight = saved
+    count = math.prod(rows.shape[: rows.ndim - axes])
     rows_ND, d_product_NE = rows.reshape(count, -1), d_product.reshape(count, -1)
-    d_rows_ND = jnp.einsum("NE,DE->ND", d_product_NE, weight_DE)
-    return d_rows_ND.reshape(rows.shape), jnp.einsum("ND,NE->DE", rows_ND, d_product_NE)
+    d_rows_ND = jnp.einsum("NE,DE->ND", d_product_NE, _matrix(weight, axes))
+    d_weight_DE = jnp.einsum("ND,NE->DE", rows_ND, d_product_NE)
+    return d_rows_ND.reshape(rows.shape), d_weight_DE.reshape(weight.shape)
+
+
+def _matrix(weight: jax.Array, axes: int) -> jax.Array:
+    return weight.reshape(math.prod(weight.shape[:axes]), -1)
 
 
 linear.defvjp(_forward, _backward)

@@ -164,4 +164,4 @@ def _layer(config: Config, rngs: nnx.Rngs) -> Layer:
         dtype=dtype,
     )
     feedforward = FeedForward(sizes.width, sizes.feedforward, rngs=rngs, dtype=dtype)
-    return Layer(attention, feedforward, rngs=rngs)
+    return Layer(attention, feedforward)

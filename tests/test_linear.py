@@ -22,6 +22,17 @@ def test_value_and_gradients_are_those_of_the_plain_product(x64, outer):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
 
 
+def test_several_axes_are_one(x64):
+    random = np.random.default_rng(0)
+    rows_BTHK, weight_HKD = jnp.asarray(random.normal(size=(2, 5, 3, 4))), jnp.asarray(random.normal(size=(3, 4, 7)))
+    d_product = jnp.asarray(random.normal(size=(2, 5, 7)))
+    found, pull_back = jax.vjp(lambda rows, weight: linear(rows, weight, 2), rows_BTHK, weight_HKD)
+    expected, pull_back_plain = jax.vjp(lambda r, w: jnp.einsum("BTHK,HKD->BTD", r, w), rows_BTHK, weight_HKD)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    for one, other in zip(pull_back(d_product), pull_back_plain(d_product), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
 def test_keeps_bfloat16():
     rows, weight_DE = jnp.ones((3, 5), jnp.bfloat16), jnp.ones((5, 2), jnp.bfloat16)
     product, pull_back = jax.vjp(linear, rows, weight_DE)
