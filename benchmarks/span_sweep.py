@@ -14,6 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from adaptive_span_jax import storage
 from adaptive_span_jax.figures.sweep import Point, span_sweep
 
 ROOT = Path(__file__).parents[1]
@@ -45,16 +46,18 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path, help="a file or folder of text, read as bytes")
-    parser.add_argument("--workdir", type=Path, default=Path("runs/span_sweep"))
-    parser.add_argument("--output", type=Path, help="where the figure goes; the workdir unless given")
+    parser.add_argument("--workdir", default="runs/span_sweep", help="a folder, or gs://BUCKET/…")
+    parser.add_argument("--output", help="where the figure goes; the workdir unless given")
     parser.add_argument("--runs", nargs="+", default=RUNS, metavar="KIND-S", help=" ".join(RUNS))
     parser.add_argument("--steps", type=int, default=800)
     arguments = parser.parse_args()
+    workdir, output = (storage.place(name or arguments.workdir) for name in (None, arguments.output))
+    if not storage.in_bucket(workdir):
+        workdir = workdir.resolve()
     points = []
     for run in arguments.runs:
-        train(run, arguments.text.resolve(), (arguments.workdir / run).resolve(), arguments.steps)
-        points.append(read(arguments.workdir / run))
-    output = arguments.output or arguments.workdir
+        train(run, arguments.text.resolve(), workdir / run, arguments.steps)
+        points.append(read(workdir / run))
     span_sweep(points, "byte").save(output)
     print(f"wrote {output}/span_sweep.svg, .png and .csv")
 

@@ -148,14 +148,49 @@ def stop(run: Run, step: int, number: int) -> tuple[list[int], list[str], list[s
     return run.finish()
 
 
-@pytest.mark.slow
-def test_a_run_on_two_hosts_is_the_run_on_one(tmp_path):
-    workdir, data = tmp_path / "two", tmp_path / "data"
+ENDLESS = "--config.train.steps=1000000"
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    """A folder for prepared data, beside the archive from which it is prepared."""
     (tmp_path / "enwik8.zip").write_bytes(zipped("enwik8", enwik8_text()))
-    endless = "--config.train.steps=1000000"
+    return tmp_path / "data"
+
+
+def check_like_one(workdir: Path, data: Path, steps: int) -> None:
+    """A finished run of two hosts, all of it beside one host's."""
+    alone = workdir.with_name("alone")
+    with Run(alone, f"--config.train.steps={steps}", data=[data]) as one:
+        codes, _, errors = one.finish()
+    assert codes == [0], errors
+    found, expected = losses(workdir), losses(alone)
+    assert sorted(found) == sorted(expected) == list(range(1, steps + 1))
+    assert_allclose([found[step] for step in expected], [*expected.values()], rtol=1e-9)
+    results = [json.loads((directory / "result.json").read_text()) for directory in (alone, workdir)]
+    assert_allclose(results[0]["test_bits"], results[1]["test_bits"], rtol=1e-9)
+
+
+def test_two_hosts_that_are_killed_and_resumed_train_like_one(tmp_path, data):
+    workdir = tmp_path / "two"
+    with Run(workdir, ENDLESS, data=[data, data]) as both:
+        both.wait_for_step(12)
+        for part in both.parts:
+            part.kill()
+    with Run(workdir, "--config.train.steps=20", data=[data, data]) as both:
+        codes, printed, errors = both.finish()
+    assert codes == [0, 0], errors
+    assert "from step 1" in printed[0]
+    assert printed[1] == ""
+    check_like_one(workdir, data, 20)
+
+
+@pytest.mark.slow
+def test_a_run_on_two_hosts_is_the_run_on_one(tmp_path, data):
+    workdir = tmp_path / "two"
 
     # The first prepares the data for both. The second is killed: the first says so and ends, too.
-    with Run(workdir, endless, data=[data, data]) as both:
+    with Run(workdir, ENDLESS, data=[data, data]) as both:
         both.wait_for_step(12)
         killed_at = time.monotonic()
         both.parts[1].kill()
@@ -166,7 +201,7 @@ def test_a_run_on_two_hosts_is_the_run_on_one(tmp_path):
     assert ["prepares the data" in text for text in errors] == [True, False]
 
     # A folder that the first does not see is prepared by the second. A signal to the one that prints nothing ends both.
-    with Run(workdir, endless, data=[data, tmp_path / "own"], tell=by_slurm) as both:
+    with Run(workdir, ENDLESS, data=[data, tmp_path / "own"], tell=by_slurm) as both:
         codes, printed, errors = stop(both, 25, signal.SIGTERM)
     stopped = sealed.sealed_steps(workdir / "checkpoints")[-1]
     assert codes == [0, 0], errors
@@ -176,7 +211,7 @@ def test_a_run_on_two_hosts_is_the_run_on_one(tmp_path):
     assert printed[1] == ""
 
     # On to one host with half the devices.
-    with Run(workdir, endless, data=[data]) as one:
+    with Run(workdir, ENDLESS, data=[data]) as one:
         codes, printed, errors = stop(one, stopped + 4, signal.SIGINT)
     assert codes == [130], errors
     assert f"from step {stopped}\n" in printed[0]
@@ -191,13 +226,5 @@ def test_a_run_on_two_hosts_is_the_run_on_one(tmp_path):
     assert "4 × cpu (cpu), mesh {'data': 2, 'fsdp': 2}, 2 processes" in printed[0]
     assert "Result" in printed[0]
     assert printed[1] == ""
-    with Run(tmp_path / "one", steps, data=[data]) as one:
-        codes, _, errors = one.finish()
-    assert codes == [0], errors
-    found, expected = losses(workdir), losses(tmp_path / "one")
-    both_logged = sorted(found.keys() & expected.keys())
-    assert len(both_logged) == stopped + 2, "only the last step before each stop is not logged"
-    assert_allclose([found[step] for step in both_logged], [expected[step] for step in both_logged], rtol=1e-9)
-    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("one", "two")]
-    assert_allclose(results[0]["test_bits"], results[1]["test_bits"], rtol=1e-9)
+    check_like_one(workdir, data, stopped + 5)
     assert len(list((workdir / "tensorboard").iterdir())) == 4, "one for each start, by process 0 alone"
