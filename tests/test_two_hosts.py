@@ -7,6 +7,7 @@ Open MPI.
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -180,7 +181,7 @@ def test_two_hosts_that_are_killed_and_resumed_train_like_one(tmp_path, data):
     with Run(workdir, "--config.train.steps=20", data=[data, data]) as both:
         codes, printed, errors = both.finish()
     assert codes == [0, 0], errors
-    assert "from step 1" in printed[0]
+    assert re.search("from step (5|1[05])\n", printed[0]), printed[0]
     assert printed[1] == ""
     check_like_one(workdir, data, 20)
 
