@@ -204,7 +204,7 @@ def test_a_run_on_two_hosts_is_the_run_on_one(tmp_path, data):
     stopped = sealed.sealed_steps(workdir / "checkpoints")[-1]
     assert codes == [0, 0], errors
     assert ["prepares the data" in text for text in errors] == [False, True]
-    assert "from step 1" in printed[0]
+    assert re.search(r"from step (5|1[05])\b", printed[0]), printed[0]
     assert f"Stopped. Step {stopped} is saved" in printed[0]
     assert "step" not in printed[1]
 
