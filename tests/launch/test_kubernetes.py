@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.test_launch import ODD, StandIns
+from tests.launch.stand_ins import ODD, StandIns
 
 kubernetes_validate = pytest.importorskip(
     "kubernetes_validate", reason="needs kubernetes-validate: pip install -r requirements-dev.txt"
 )
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MACHINES = {
     "tpu": ["--machine=tpu", "--accelerator=tpu-v5-lite-podslice", "--topology=4x4", "--hosts=4", "--chips=4"],
     "gpu": ["--machine=gpu", "--hosts=2", "--chips=8"],

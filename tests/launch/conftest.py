@@ -1,0 +1,10 @@
+"""For every test of this folder."""
+
+import pytest
+
+from tests.launch.stand_ins import StandIns
+
+
+@pytest.fixture
+def stand_ins(tmp_path):
+    return StandIns(tmp_path)
