@@ -1,0 +1,112 @@
+"""What a trained run says that a text costs: the same by every way there is."""
+
+import dataclasses
+import json
+import sys
+from typing import Any, cast
+
+import jax
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import adaptive_span_jax
+from adaptive_span_jax import convert, evaluate, flops, sharding, step
+from adaptive_span_jax.errors import UserError
+from adaptive_span_jax.score import make_finished_step, score, score_finished
+from tests.conftest import tiny_config, use_devices
+from tests.finished.conftest import CONFIG, TEXT
+
+pytestmark = pytest.mark.xdist_group("finished")  # one run serves all files of this folder
+
+
+def test_scores_are_what_the_model_in_training_gives(model):
+    mesh = sharding.make_mesh(jax.devices()[:1])
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *model.finished.weights["layers"])
+    params, ids = model.finished.weights | {"layers": stacked}, model.encode(TEXT)
+    eval_step, finished_step = step.make_eval_step(CONFIG, mesh), cast(Any, make_finished_step(model.finished, mesh))
+    for protocol in ("published", "exact"):
+        expected = score(CONFIG, params, ids, protocol, eval_step, mesh)
+        found = score_finished(model.finished, ids, protocol, finished_step, mesh)
+        assert_allclose(found.nats, expected.nats, atol=1e-5)
+        assert_allclose(found.z_LH, expected.z_LH, rtol=1e-6)
+        assert found.tokens == expected.tokens
+    assert finished_step._cache_size() == 1
+
+
+def test_logprobs_and_spans_are_what_evaluation_gives(model):
+    mesh = sharding.make_mesh(jax.devices()[:1])
+    step = make_finished_step(model.finished, mesh)
+    expected = score_finished(model.finished, model.encode(TEXT), "exact", step, mesh)
+    # Two streams, each from empty memory, as the exact protocol cuts them.
+    halves = [model.logprobs(half) for half in (TEXT[: len(TEXT) // 2 + 1], TEXT[len(TEXT) // 2 :])]
+    assert [half.size for half in halves] == [len(TEXT) // 2, (len(TEXT) - 1) // 2]
+    assert_allclose(-np.concatenate(halves).mean(dtype=np.float64), expected.nats, atol=1e-5)
+    assert model.logprobs(TEXT[:1]).shape == (0,)
+    assert_allclose(model.spans(), np.minimum(expected.z_LH + CONFIG.span.ramp, CONFIG.span.limit), rtol=1e-6)
+
+
+@pytest.mark.parametrize("streams", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 5))])
+def test_exact_scores_do_not_depend_on_how_the_text_is_cut(model, streams):
+    """Every target once, each stream from empty memory: the segment's length changes nothing, streams only that."""
+    mesh, ids = sharding.make_mesh(jax.devices()[:1]), model.encode(TEXT)
+    length = -(-(ids.size - 1) // streams)
+    pieces = [model.logprobs(TEXT[start : start + length + 1]) for start in range(0, ids.size - 1, length)]
+    expected = -np.concatenate(pieces).mean(dtype=np.float64)
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *model.finished.weights["layers"])
+    params = model.finished.weights | {"layers": stacked}
+    for segment in (7, 13, 64):
+        config = dataclasses.replace(
+            CONFIG,
+            train=dataclasses.replace(CONFIG.train, segment=segment),
+            evaluate=dataclasses.replace(CONFIG.evaluate, streams=streams),
+        )
+        finished = dataclasses.replace(model.finished, config=config)
+        found = [
+            score(config, params, ids, "exact", step.make_eval_step(config, mesh), mesh),
+            score_finished(finished, ids, "exact", make_finished_step(finished, mesh), mesh),
+        ]
+        assert [each.tokens for each in found] == [ids.size - 1] * 2
+        assert_allclose([each.nats for each in found], expected, atol=1e-5)
+
+
+def test_any_checkpoint_can_be_evaluated(run, monkeypatch, capsys):
+    use_devices(monkeypatch, 1)
+    results = {}
+    # The checkpoint knows its model and text; how to evaluate is the command's.
+    other = tiny_config(model={"width": 30}, data={"max_bytes": 5}, evaluate={"streams": 2})
+    for which in ("30", "best"):
+        assert evaluate.evaluate(other, run, which) == 0
+        results[which] = json.loads((run / "evaluation.json").read_text())
+    assert results["30"]["step"] == 30
+    assert results["best"]["step"] == 60
+    assert results["best"]["dev_exact"]["bits"] < results["30"]["dev_exact"]["bits"]
+    printed = capsys.readouterr().out
+    for name in ("dev_published", "dev_exact", "test_published", "test_exact"):
+        found = results["best"][name]
+        assert found["perplexity"] == pytest.approx(2 ** found["bits"])
+        assert found["tokens"] > 0 < found["tokens_per_second"]
+        assert f"{name.replace('_', ', ')}" in printed
+        assert (
+            f"{found['bits']:.4f} bits per byte, perplexity {found['perplexity']:.3f}, {found['tokens']:,} tokens"
+            in printed
+        )
+    for name in ("dev_exact", "test_exact"):
+        assert results["best"][name]["flops_per_token"] == flops.paper_flops(
+            CONFIG, results["best"][name]["average_span"]
+        )
+    assert f"{results['best']['test_exact']['average_span']:.1f} positions" in printed
+    with pytest.raises(UserError, match=r"no checkpoint '7'; name a step, latest or best. There are: 30, 60 \(best\)"):
+        evaluate.evaluate(CONFIG, run, "7")
+
+
+def test_load_says_what_is_missing(tmp_path):
+    with pytest.raises(UserError, match="has no checkpoints; name the workdir of a run"):
+        adaptive_span_jax.load(tmp_path)
+
+
+def test_convert_says_what_it_needs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert convert.main(["checkpoint.pt", f"--workdir={tmp_path}"]) == 2
+    assert "error: PyTorch is needed" in (printed := capsys.readouterr().err)
+    assert "pip install -r requirements-convert.txt" in printed
