@@ -10,7 +10,8 @@ Any orbax, and for the arrays any TensorStore, reads all of it without this pack
 `tests/test_checkpoint.py` does so.
 
 A save is copied off the devices at once, then written, hashed and given its name while training goes on; then it is
-reported as saved. On several hosts every process writes its own arrays and the first one does the rest; the folder must
+reported as saved. It begins when four fifths of the config's interval have passed, and training waits for it when all
+of it has: a kill never costs more than an interval. On several hosts every process writes its own arrays and the first one does the rest; the folder must
 be one that all of them see.
 """
 
@@ -38,6 +39,10 @@ from adaptive_span_jax.segments import Position
 from adaptive_span_jax.train_state import TrainState
 
 
+# The share of an interval after which a save begins; the rest is for writing it.
+BEGIN_AFTER = 4 / 5
+
+
 class Checkpoints:
     """The checkpoints of one run: the newest few and the one with the best dev bits are kept."""
 
@@ -52,9 +57,9 @@ class Checkpoints:
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
         self._failure: UserError | None = None
-        self._saved_at = time.monotonic()
         self._step: int | None = None  # of the newest save, whether it has been finished or not
         self._safe: int | None = None  # of the newest save that is known to be whole
+        self._step_at = self._safe_at = time.monotonic()  # when these two began
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -136,10 +141,11 @@ class Checkpoints:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), found["params"])
 
     def due(self, step: int) -> bool:
-        """Whether a step is one to save after, by the config's steps or minutes."""
-        if step % self._config.every_steps == 0 or not self._config.every_minutes:
-            return step % self._config.every_steps == 0
-        late = self._agree(time.monotonic() - self._saved_at >= 60 * self._config.every_minutes)
+        """Whether a step is one to save after, so that the config's interval holds."""
+        counted = step % math.ceil(BEGIN_AFTER * self._config.every_steps) == 0
+        if counted or not self._config.every_minutes:
+            return counted
+        late = self._agree(time.monotonic() - self._step_at >= BEGIN_AFTER * 60 * self._config.every_minutes)
         # What is agreed on may be an answer from before the last save.
         return bool(late) and step > (self._step or 0) + 1
 
@@ -153,7 +159,7 @@ class Checkpoints:
         if step == self._step:
             return
         self._remove_remains()
-        self._step, self._saved_at = step, time.monotonic()
+        self._step, self._step_at = step, time.monotonic()
         fields: Any = dataclasses.asdict(about) | {"position": about.position._asdict()}
         del fields["step"]
         arrays = {"params": state.params, "optimizer": state.opt_state, "memory": state.memory}
@@ -167,9 +173,10 @@ class Checkpoints:
         else:
             self._pending = self._worker.submit(self._finish, response, step, logs)
 
-    def check(self) -> None:
-        """Raises if a save has failed and the config says to stop then."""
-        if self._pending is not None and self._pending.done():
+    def check(self, step: int) -> None:
+        """Before a step: waits for what is being saved if a kill could otherwise cost more than the config's interval.
+        Raises if a save has failed and the config says to stop then."""
+        if self._pending is not None and (self._pending.done() or self._too_far(step)):
             self._wait()
         if self._failure is not None and self._config.on_failure == "stop":
             raise self._failure
@@ -179,6 +186,10 @@ class Checkpoints:
         self._wait()
         if self._failure is not None:
             raise self._failure
+
+    def _too_far(self, step: int) -> bool:
+        minutes = (time.monotonic() - self._safe_at) / 60
+        return step - (self._safe or 0) > self._config.every_steps or 0 < self._config.every_minutes < minutes
 
     def _wait(self) -> None:
         if self._pending is not None:
@@ -197,7 +208,7 @@ class Checkpoints:
         except Exception as error:
             self._fail(step, error)
             return
-        self._failure, self._safe = None, step
+        self._failure, self._safe, self._safe_at = None, step, self._step_at
         if hosts.is_first():
             display.say(f"step {step:,} is saved")
             try:

@@ -142,7 +142,7 @@ def _train(config: Config, directory: Path, command: str) -> int:
             for number in range(saved.step + 1, config.train.steps + 1):
                 if interrupt.poll():
                     break
-                checkpoints.check()
+                checkpoints.check(number)
                 fetching = time.perf_counter()
                 segment, after = streams.take(position)
                 placed = sharding.place_segment(mesh, segment)

@@ -69,8 +69,8 @@ def get_config() -> ConfigDict:
     config.generate.seed = 0  # the same seed, the same text
 
     config.checkpoint = ConfigDict()
-    config.checkpoint.every_steps = 1000
-    config.checkpoint.every_minutes = 0.0  # besides, when so much time has passed since the last one; 0: never
+    config.checkpoint.every_steps = 1000  # a kill costs at most so many steps: saves begin after 4/5 of them
+    config.checkpoint.every_minutes = 0.0  # and at most so much time, likewise; 0: however long the steps take
     config.checkpoint.keep = 2  # newest checkpoints to keep; the one with the best dev bits is kept besides
     config.checkpoint.on_failure = "continue"  # continue (say so and train on) | stop: when one cannot be written
 

@@ -136,12 +136,42 @@ def test_due_by_steps_and_by_minutes(tmp_path, monkeypatch):
         Checkpoints(tmp_path, config),
         Checkpoints(tmp_path, dataclasses.replace(config, every_minutes=0)),
     )
-    assert [by_both.due(number) for number in (9, 10, 11)] == [False, True, False]
-    now = 129.0
+    assert [number for number in range(1, 20) if by_both.due(number)] == [8, 16]
+    now = 123.9
     assert not by_both.due(11)
-    now = 130.0
+    now = 124.0
     assert by_both.due(11)
     assert not by_steps.due(11)
+
+
+@pytest.mark.parametrize("number, seconds", [(19, 0.0), (18, 30.1)])
+def test_training_waits_for_a_save_rather_than_risk_more_than_an_interval(
+    tmp_path, state, monkeypatch, number, seconds
+):
+    """The one of step 8 is whole, that of 16 is being written: with an interval of 10 steps, 18 may still be trained."""
+    now, may_seal = 100.0, threading.Event()
+
+    def slow(directory, which, seal=sealed.seal):
+        assert may_seal.wait(60)
+        seal(directory, which)
+
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    config = dataclasses.replace(tiny_config().checkpoint, every_steps=10, every_minutes=0.5)
+    with Checkpoints(tmp_path, config) as checkpoints:
+        save(checkpoints, state, 8)
+        monkeypatch.setattr(sealed, "seal", slow)
+        checkpoints.save(state, dataclasses.replace(ABOUT, step=16))
+        now += 29
+        checkpoints.check(18)
+        assert "16" not in names(tmp_path)
+        now = 100 + seconds
+        waits = threading.Thread(target=checkpoints.check, args=(number,))
+        waits.start()
+        waits.join(0.2)
+        assert waits.is_alive()
+        may_seal.set()
+        waits.join(60)
+        assert names(tmp_path) == ["16", "8"]
 
 
 def test_another_number_of_devices_goes_on_with_the_same_training(tmp_path):
@@ -247,7 +277,7 @@ def test_a_failed_save_leaves_the_last_good_one_and_goes_on(tmp_path, state, cap
         UserError, match=r"step 5 could not be written .*\(No space left on device\); that of step 3 is"
     ):
         checkpoints.finish()
-    checkpoints.check()
+    checkpoints.check(7)
     printed = capsys.readouterr().out
     assert "the checkpoint of step 4 could not be written" in printed
     assert "Training goes on" in printed
@@ -261,7 +291,7 @@ def test_a_failed_save_leaves_the_last_good_one_and_goes_on(tmp_path, state, cap
 
 @pytest.mark.usefixtures("one_device", "no_report")
 def test_a_failed_save_stops_the_run_if_so_configured(tmp_path, full_disk):
-    fields = {"every_steps": 5, "on_failure": "stop"}
+    fields = {"every_steps": 6, "on_failure": "stop"}
     assert train.train(tiny_config(train={"steps": 5}, checkpoint=fields), tmp_path, "command") == 0
     full_disk.append(True)
     with pytest.raises(UserError, match=r"step 10 could not be written .* that of step 5 is safe\. Make room"):

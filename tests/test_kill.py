@@ -25,7 +25,8 @@ from numpy.testing import assert_array_equal
 from adaptive_span_jax import sealed
 
 ROOT = Path(__file__).parents[1]
-INTERVAL, WARMUP, EPOCH = 10, 60, 42
+INTERVAL, WARMUP, EPOCH = 12, 60, 42
+BETWEEN_SAVES = 10  # four fifths of an interval
 
 # Two streams of a little text, an epoch of which has at most EPOCH steps. Dropout on. Spans that move.
 FIELDS = {
@@ -44,7 +45,7 @@ FIELDS = {
     "evaluate.streams": 2,
     "evaluate.every_steps": 10_000,
     "checkpoint.every_steps": INTERVAL,
-    "log.every_steps": INTERVAL,
+    "log.every_steps": 1,
 }
 
 
@@ -134,7 +135,7 @@ def kill_and_compare(directory: Path, kind: str, kills: int, seed: int) -> list[
     cache = directory / "jax"
     undisturbed = Life(directory / "whole", cache, kind, steps)
     assert undisturbed.end() == 0
-    assert undisturbed.printed.count("is saved") >= steps // INTERVAL
+    assert undisturbed.printed.count("is saved") >= steps // BETWEEN_SAVES
 
     workdir, checkpoints = directory / "killed", directory / "killed" / "checkpoints"
     reported, reached, half_written, starts = 0, 0, set(), []
@@ -181,13 +182,13 @@ def kill_and_compare(directory: Path, kind: str, kills: int, seed: int) -> list[
 
 
 def _check_start(life: Life, reported: int, reached: int) -> None:
-    """Nothing reported as saved is lost; at most an interval is repeated, and what was trained during one save."""
+    """Nothing reported as saved is lost; at most an interval is repeated."""
     if life.started_at is None:
         return  # killed before it got so far
     assert life.started_at >= reported
-    assert reached - life.started_at <= 2 * INTERVAL
+    assert reached - life.started_at <= INTERVAL
     if life.started_at:
-        assert life.started_at % INTERVAL == 0
+        assert life.started_at % BETWEEN_SAVES == 0
 
 
 def test_a_run_that_is_killed_is_the_run_that_never_was(tmp_path):
