@@ -77,13 +77,13 @@ def _run(config: Config, name: str, directory: Path, command: str) -> int:
     from adaptive_span_jax import (
         compress,
         corpus,
+        cpu,
         doctor,
         evaluate,
         generate,
         hosts,
         plan,
         report,
-        sharding,
         train,
         user_cache,
     )
@@ -97,7 +97,7 @@ def _run(config: Config, name: str, directory: Path, command: str) -> int:
     user_cache.keep_compiled()
     if _MODE.value in ("train", "evaluate", "prepare", "doctor"):
         hosts.connect(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
-    sharding.use_cpu_cores(config.train.batch_size)
+    cpu.use_cores(config.train.batch_size)
     with hosts.together():
         match _MODE.value:
             case "doctor":

@@ -11,11 +11,12 @@ Reading order, which is also the way the data flows:
     layer, model  tokens, memory → logits, memory             (linear)
     loss, optimizer, train_state, step
     score         a text → bits per symbol
-    checkpoint    state, memory and position → disk → state     (sealed, saved, storage, lock, workdir, pretrained)
+    checkpoint    state, memory and position → disk → state     (sealed, saved, save_times, storage, lock, workdir,
+                  pretrained)
     machine       machines that are not here: their chips, and devices to compile for
     plan          does it fit such a machine, and how long may it take (roofline)
     doctor        what can be wrong with the machine that is here
-    train         the loop; hosts: several machines as one
+    train         the loop; hosts: several machines as one; cpu: a machine without accelerators
     head_reach, key_value_cache, finished_model      the same numbers for weights that no longer change, faster
     trained_model                                    a checkpoint as an object: score, continue, spans
     evaluate, generate, compress, convert            the other modes

@@ -10,9 +10,8 @@ Any orbax, and for the arrays any TensorStore, reads all of it without this pack
 `tests/test_checkpoint.py` does so.
 
 A save is copied off the devices at once, then written, hashed and given its name while training goes on; then it is
-reported as saved. It begins when four fifths of the config's interval have passed, and training waits for it when all
-of it has: a kill never costs more than an interval. On several hosts every process writes its own arrays and the first one does the rest; the folder must
-be one that all of them see.
+reported as saved. save_times.py says when. On several hosts every process writes its own arrays and the first one does
+the rest; the folder must be one that all of them see.
 """
 
 import concurrent.futures
@@ -21,7 +20,6 @@ import dataclasses
 import errno
 import math
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,13 +32,10 @@ from adaptive_span_jax import display, hosts, sealed, sharding, storage
 from adaptive_span_jax.config import CheckpointConfig
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.model import Params
+from adaptive_span_jax.save_times import SaveTimes
 from adaptive_span_jax.saved import Saved, versions
 from adaptive_span_jax.segments import Position
 from adaptive_span_jax.train_state import TrainState
-
-
-# The share of an interval after which a save begins; the rest is for writing it.
-BEGIN_AFTER = 4 / 5
 
 
 class Checkpoints:
@@ -50,7 +45,7 @@ class Checkpoints:
         self, directory: Path, config: CheckpointConfig, agree: Callable[[int], int] = lambda late: late
     ) -> None:
         """`agree`: clocks differ, so several processes must agree on whether it is time to save; see hosts.py."""
-        self._agree = agree
+        self._times = SaveTimes(config, agree)
         self._directory = directory if storage.in_bucket(directory) else directory.absolute()
         self._config = config
         self._damage: dict[int, str | None] = {}  # what was found in those that were checked
@@ -59,7 +54,6 @@ class Checkpoints:
         self._failure: UserError | None = None
         self._step: int | None = None  # of the newest save, whether it has been finished or not
         self._safe: int | None = None  # of the newest save that is known to be whole
-        self._step_at = self._safe_at = time.monotonic()  # when these two began
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -141,13 +135,8 @@ class Checkpoints:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), found["params"])
 
     def due(self, step: int) -> bool:
-        """Whether a step is one to save after, so that the config's interval holds."""
-        counted = step % math.ceil(BEGIN_AFTER * self._config.every_steps) == 0
-        if counted or not self._config.every_minutes:
-            return counted
-        late = self._agree(time.monotonic() - self._step_at >= BEGIN_AFTER * 60 * self._config.every_minutes)
-        # What is agreed on may be an answer from before the last save.
-        return bool(late) and step > (self._step or 0) + 1
+        """Whether a step is one to save after."""
+        return self._times.due(step, newest=self._step or 0)
 
     def save(self, state: TrainState, about: Saved, logs: storage.Staged | None = None) -> None:
         """Starts saving; the state may be given away at once. Does nothing if this step was the last to be saved.
@@ -159,7 +148,8 @@ class Checkpoints:
         if step == self._step:
             return
         self._remove_remains()
-        self._step, self._step_at = step, time.monotonic()
+        self._step = step
+        self._times.begin()
         fields: Any = dataclasses.asdict(about) | {"position": about.position._asdict()}
         del fields["step"]
         arrays = {"params": state.params, "optimizer": state.opt_state, "memory": state.memory}
@@ -176,7 +166,7 @@ class Checkpoints:
     def check(self, step: int) -> None:
         """Before a step: waits for what is being saved if a kill could otherwise cost more than the config's interval.
         Raises if a save has failed and the config says to stop then."""
-        if self._pending is not None and (self._pending.done() or self._too_far(step)):
+        if self._pending is not None and (self._pending.done() or self._times.up(step, self._safe or 0)):
             self._wait()
         if self._failure is not None and self._config.on_failure == "stop":
             raise self._failure
@@ -186,10 +176,6 @@ class Checkpoints:
         self._wait()
         if self._failure is not None:
             raise self._failure
-
-    def _too_far(self, step: int) -> bool:
-        minutes = (time.monotonic() - self._safe_at) / 60
-        return step - (self._safe or 0) > self._config.every_steps or 0 < self._config.every_minutes < minutes
 
     def _wait(self) -> None:
         if self._pending is not None:
@@ -208,7 +194,8 @@ class Checkpoints:
         except Exception as error:
             self._fail(step, error)
             return
-        self._failure, self._safe, self._safe_at = None, step, self._step_at
+        self._failure, self._safe = None, step
+        self._times.end()
         if hosts.is_first():
             display.say(f"step {step:,} is saved")
             try:

@@ -18,6 +18,7 @@ from adaptive_span_jax import head_reach, model, sharding
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.key_value_cache import KeyValueCache, Rings
 from adaptive_span_jax.layer import Layer
+from adaptive_span_jax.linear import linear
 from adaptive_span_jax.model import LAYERS, Params
 
 
@@ -81,31 +82,30 @@ class FinishedModel:
     ) -> tuple[jax.Array, Any, Any, jax.Array]:
         dtype, attention = hidden_BTD.dtype, layer.attention
         z_BTH = attention.span(hidden_BTD)
-        z_BHT1 = jnp.moveaxis(z_BTH, 2, 1)[..., None]
-        query_BHTK, key_BHTK, value_BHTK = (
-            jnp.einsum("BTD,DHK->BHTK", hidden_BTD, weight[...].astype(dtype))
+        query_BTHK, key_BTHK, value_BTHK = (
+            linear(hidden_BTD, weight[...].astype(dtype))
             for weight in (attention.query_DHK, attention.key_DHK, attention.value_DHK)
         )
         keys, values, outputs = [], [], []
         for number, group in enumerate(groups):
             heads = np.array(group.heads)
-            output_BHTK, rings = Rings(cache.keys[index][number], cache.values[index][number]).read(
-                query_BHTK[:, heads],
-                key_BHTK[:, heads],
-                value_BHTK[:, heads],
+            output_BTHK, rings = Rings(cache.keys[index][number], cache.values[index][number]).read(
+                query_BTHK[:, :, heads],
+                key_BTHK[:, :, heads],
+                value_BTHK[:, :, heads],
                 positions_SK.astype(dtype),
-                z_BHT1[:, heads],
+                z_BTH[:, :, heads],
                 cache.position,
                 cache.first,
                 ramp=self.config.span.ramp,
                 mask_empty=self.config.model.mask_empty_memory,
             )
-            outputs.append(output_BHTK)
+            outputs.append(output_BTHK)
             keys.append(rings.key_BHMK)
             values.append(rings.value_BHMK)
         order = np.argsort(np.concatenate([group.heads for group in groups]))
-        output_BHTK = jnp.concatenate(outputs, axis=1)[:, order]
-        attended_BTD = jnp.einsum("BHTK,HKD->BTD", output_BHTK, attention.output_HKD[...].astype(dtype))
+        output_BTHK = jnp.concatenate(outputs, axis=2)[:, :, order]
+        attended_BTD = linear(output_BTHK, attention.output_HKD[...].astype(dtype), 2)
         hidden_BTD = layer.attention_norm(hidden_BTD + attended_BTD)
         hidden_BTD = layer.feedforward_norm(hidden_BTD + layer.feedforward(hidden_BTD))
         return hidden_BTD, tuple(keys), tuple(values), z_BTH

@@ -56,37 +56,39 @@ class Rings(NamedTuple):
 
     def read(
         self,
-        query_BHTK: jax.Array,
-        key_BHTK: jax.Array,
-        value_BHTK: jax.Array,
+        query_BTHK: jax.Array,
+        key_BTHK: jax.Array,
+        value_BTHK: jax.Array,
         positions_SK: jax.Array,
-        z_BHT1: jax.Array,
+        z_BTH: jax.Array,
         position: jax.Array,
         first: jax.Array,
         *,
         ramp: int,
         mask_empty: bool,
     ) -> tuple[jax.Array, "Rings"]:
-        """Takes in the keys and values of T positions, chunk by chunk: (output_BHTK, the rings after them)."""
-        size = min(query_BHTK.shape[2], CHUNK)
+        """Takes in the keys and values of T positions, chunk by chunk: (output_BTHK, the rings after them)."""
+        size = min(query_BTHK.shape[1], CHUNK)
 
         def read_chunk(rings: Rings, number: ArrayLike) -> tuple[Rings, jax.Array]:
             def of_chunk(array: jax.Array) -> jax.Array:
-                return array if array.shape[2] == 1 else jax.lax.dynamic_slice_in_dim(array, number * size, size, 2)
+                if array.shape[1] > 1:
+                    array = jax.lax.dynamic_slice_in_dim(array, number * size, size, 1)
+                return jnp.moveaxis(array, 2, 1)  # here, where a chunk is in the cache, rather than all T at once
 
             at = position + number * size
             rings = Rings(
-                write(rings.key_BHMK, of_chunk(key_BHTK), at, first),
-                write(rings.value_BHMK, of_chunk(value_BHTK), at, first),
+                write(rings.key_BHMK, of_chunk(key_BTHK), at, first),
+                write(rings.value_BHMK, of_chunk(value_BTHK), at, first),
             )
             empty_until = first if mask_empty else None
-            output = attend(
-                of_chunk(query_BHTK), *rings, positions_SK, of_chunk(z_BHT1), at, ramp=ramp, first=empty_until
+            output_BHCK = attend(
+                of_chunk(query_BTHK), *rings, positions_SK, of_chunk(z_BTH[..., None]), at, ramp=ramp, first=empty_until
             )
-            return rings, output
+            return rings, jnp.moveaxis(output_BHCK, 1, 2)
 
-        rings, output_NBHCK = jax.lax.scan(read_chunk, self, jnp.arange(query_BHTK.shape[2] // size))
-        return jnp.moveaxis(output_NBHCK, 0, 2).reshape(query_BHTK.shape), rings
+        rings, output_NBCHK = jax.lax.scan(read_chunk, self, jnp.arange(query_BTHK.shape[1] // size))
+        return jnp.moveaxis(output_NBCHK, 0, 1).reshape(query_BTHK.shape), rings
 
 
 def write(ring_BHMK: jax.Array, new_BHTK: jax.Array, position: jax.Array, first: jax.Array) -> jax.Array:

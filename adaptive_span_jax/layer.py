@@ -3,6 +3,8 @@
 `SpanAttention` stands on its own and can be used in any Flax model; README shows how.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -157,9 +159,9 @@ class FeedForward(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """(x − mean) / deviation · scale + bias, over the last axis.
+    """(x − mean) / deviation · scale + bias, over the last axis; for the backward pass only x is kept.
 
-    Written this way the backward pass keeps two arrays of the input's size; that of `nnx.LayerNorm` keeps three.
+    `nnx.LayerNorm` keeps three arrays of its size.
     """
 
     def __init__(self, width: int, dtype: DTypeLike = jnp.float32):
@@ -167,14 +169,18 @@ class LayerNorm(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((width,), dtype))
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        # Computed in the parameters' type, float32 or better, also for bfloat16 inputs. Variance takes two passes: in
-        # one pass it loses digits where the mean is large.
-        scale_D, bias_D = self.scale[...], self.bias[...]
-        wide_BTD = x_BTD.astype(scale_D.dtype)
-        centred_BTD = wide_BTD - wide_BTD.mean(axis=-1, keepdims=True)
-        variance_BT1 = (centred_BTD * centred_BTD).mean(axis=-1, keepdims=True)
-        normal_BTD = centred_BTD * jax.lax.rsqrt(variance_BT1 + 1e-5)
-        return (normal_BTD * scale_D[None, None, :] + bias_D[None, None, :]).astype(x_BTD.dtype)
+        return _normalise(x_BTD, self.scale[...], self.bias[...])
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False)  # layers are scanned: nothing could be shared with their backward
+def _normalise(x_BTD: jax.Array, scale_D: jax.Array, bias_D: jax.Array) -> jax.Array:
+    # Computed in the parameters' type, float32 or better, also for bfloat16 inputs. Variance takes two passes: in one
+    # pass it loses digits where the mean is large.
+    wide_BTD = x_BTD.astype(scale_D.dtype)
+    centred_BTD = wide_BTD - wide_BTD.mean(axis=-1, keepdims=True)
+    variance_BT1 = (centred_BTD * centred_BTD).mean(axis=-1, keepdims=True)
+    normal_BTD = centred_BTD * jax.lax.rsqrt(variance_BT1 + 1e-5)
+    return (normal_BTD * scale_D[None, None, :] + bias_D[None, None, :]).astype(x_BTD.dtype)
 
 
 class Layer(nnx.Module):

@@ -13,7 +13,6 @@ on each device's own streams (`per_device`).
 
 import functools
 import math
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -34,18 +33,6 @@ STREAMS = (DATA, FSDP)
 
 # Instead of the number of an array's axis of streams: it is the same on every device, or to be summed over them.
 SAME, SUM = "same", "sum"
-
-
-def use_cpu_cores(streams: int) -> None:
-    """Where there is no accelerator, makes one device of every core, as far as the streams go round evenly.
-
-    XLA runs much of a program, batched small products above all, on one core per device. Call it before anything else.
-    JAX_NUM_CPU_DEVICES in the environment decides where it is set.
-    """
-    if "JAX_NUM_CPU_DEVICES" in os.environ:
-        return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    jax.config.update("jax_num_cpu_devices", max(n for n in range(1, cores + 1) if streams % n == 0))
 
 
 def make_mesh(devices: list[jax.Device] | None = None, fsdp: int = 1) -> Mesh:

@@ -22,7 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from adaptive_span_jax import head_reach, model, sharding, step
+from adaptive_span_jax import cpu, head_reach, model, sharding, step
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.finished_model import FinishedModel
 from adaptive_span_jax.score import make_finished_step
@@ -68,8 +68,9 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="the published size")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    sharding.use_cpu_cores(STREAMS)
+    cpu.use_cores(STREAMS)
     mesh = sharding.make_mesh()
+    cpu.keep_freed_memory(mesh)
     config = make_config(options.full, "per_head")
     params = model.init(config, VOCABULARY, jax.random.key(0))
     z_LH = np.array(json.loads(Path(__file__).with_name("trained_spans.json").read_text())["z_LH"])

@@ -51,7 +51,7 @@ def _peak_megabytes() -> float:
 def _ours(case: str, weights: Path) -> dict[str, Callable[[], Any]]:
     import jax
 
-    from adaptive_span_jax import sharding, step
+    from adaptive_span_jax import cpu, sharding, step
     from adaptive_span_jax.config import Config
     from adaptive_span_jax.finished_model import FinishedModel
     from adaptive_span_jax.optimizer import make_optimizer
@@ -59,8 +59,9 @@ def _ours(case: str, weights: Path) -> dict[str, Callable[[], Any]]:
     from adaptive_span_jax.segments import ScoredSegment, Segment
     from adaptive_span_jax.train_state import create_state
 
-    sharding.use_cpu_cores(STREAMS)
+    cpu.use_cores(STREAMS)
     mesh = sharding.make_mesh()
+    cpu.keep_freed_memory(mesh)
     tokens_BT, targets_BT = segment(0)
 
     def prepare(dropout: float) -> tuple:

@@ -144,11 +144,11 @@ def test_due_by_steps_and_by_minutes(tmp_path, monkeypatch):
     assert not by_steps.due(11)
 
 
-@pytest.mark.parametrize("number, seconds", [(19, 0.0), (18, 30.1)])
+@pytest.mark.parametrize(("number", "seconds"), [(19, 0.0), (18, 30.1)])
 def test_training_waits_for_a_save_rather_than_risk_more_than_an_interval(
     tmp_path, state, monkeypatch, number, seconds
 ):
-    """The one of step 8 is whole, that of 16 is being written: with an interval of 10 steps, 18 may still be trained."""
+    """Step 8 is saved, step 16 is being saved: with an interval of 10 steps, step 18 may still be trained."""
     now, may_seal = 100.0, threading.Event()
 
     def slow(directory, which, seal=sealed.seal):

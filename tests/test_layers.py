@@ -37,6 +37,7 @@ NUMPY_ONLY = {
     "errors.py",
     "flag_errors.py",
     "lock.py",
+    "save_times.py",
     "saved.py",
     "sealed.py",
     "storage.py",
@@ -45,10 +46,10 @@ NUMPY_ONLY = {
 
 # Each of these imports only from those before it.
 FLOW = [
-    *("errors", "storage", "config", "corpus", "segments", "dropout", "memory", "sharding", "span", "attention"),
-    *("linear", "layer", "model"),
+    *("errors", "storage", "config", "corpus", "segments", "dropout", "memory", "sharding", "cpu", "span"),
+    *("attention", "linear", "layer", "model"),
     *("loss", "optimizer", "train_state", "step", "head_reach", "key_value_cache", "finished_model", "score", "sealed"),
-    *("saved", "hosts"),
+    *("saved", "save_times", "hosts"),
     *("checkpoint", "workdir", "pretrained", "machine", "roofline", "plan", "doctor", "sampling", "trained_model"),
     *("health", "observation", "report", "train", "evaluate", "generate", "compress"),
 ]
