@@ -28,6 +28,8 @@ ROOT = Path(__file__).parents[1]
 INTERVAL, WARMUP, EPOCH = 12, 60, 42
 BETWEEN_SAVES = 10  # four fifths of an interval
 
+ENDLESS = {"train.steps": 100_000}
+
 # Two streams of a little text, an epoch of which has at most EPOCH steps. Dropout on. Spans that move.
 FIELDS = {
     "model.layers": 2,
@@ -49,12 +51,27 @@ FIELDS = {
 }
 
 
+# main.py without pictures, which take longer than all the rest of so small a run.
+NO_PICTURES = """
+import runpy
+from adaptive_span_jax import metrics, report
+
+metrics.MetricsLog.write_spans = report.write_report = lambda *_: None
+runpy.run_path("main.py", run_name="__main__")
+"""
+
+
 class Life:
     """One process of a run, from its start to its end."""
 
-    def __init__(self, workdir: Path, cache: Path, kind: str, steps: int, program: tuple[str, ...] = ("main.py",)):
-        fields = FIELDS | {"span.kind": kind, "train.steps": steps}
-        command = [sys.executable, *program, f"--workdir={workdir}", *(f"--config.{k}={v}" for k, v in fields.items())]
+    def __init__(self, workdir: Path, cache: Path, fields: dict[str, Any], program: str = NO_PICTURES):
+        command = [
+            sys.executable,
+            "-c",
+            program,
+            f"--workdir={workdir}",
+            *(f"--config.{k}={v}" for k, v in (FIELDS | fields).items()),
+        ]
         environment = os.environ | {
             "JAX_COMPILATION_CACHE_DIR": str(cache),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -129,18 +146,18 @@ def last_state(workdir: Path, step: int) -> tuple[Any, Any]:
     return ocp.load_checkpointables(str(folder), abstract), {key: about[key] for key in ("position", "learning_rate")}
 
 
-def kill_and_compare(directory: Path, kind: str, kills: int, seed: int) -> list[int]:
+def kill_and_compare(directory: Path, fields: dict[str, Any], kills: int, seed: int) -> list[int]:
     """Trains once undisturbed, once with kills, and compares the ends; the steps from which it was resumed."""
     chance, steps = random.Random(seed), 50 + 40 * kills
-    cache = directory / "jax"
-    undisturbed = Life(directory / "whole", cache, kind, steps)
+    cache, fields = directory / "jax", fields | {"train.steps": steps}
+    undisturbed = Life(directory / "whole", cache, fields)
     assert undisturbed.end() == 0
     assert undisturbed.printed.count("is saved") >= steps // BETWEEN_SAVES
 
     workdir, checkpoints = directory / "killed", directory / "killed" / "checkpoints"
     reported, reached, half_written, starts = 0, 0, set(), []
     for number in range(kills):
-        life = Life(workdir, cache, kind, steps)
+        life = Life(workdir, cache, fields)
         if number % 5 == 4:
             time.sleep(chance.uniform(0, 4))  # anywhere, also while it starts
         else:
@@ -156,7 +173,7 @@ def kill_and_compare(directory: Path, kind: str, kills: int, seed: int) -> list[
         starts += [life.started_at] if life.started_at else []
         reported, reached = max(reported, life.reported), max(reached, life.reached)
 
-    last = Life(workdir, cache, kind, steps)
+    last = Life(workdir, cache, fields)
     assert last.end() == 0, last.printed
     _check_start(last, reported, reached)
     starts.append(last.started_at)
@@ -192,13 +209,13 @@ def _check_start(life: Life, reported: int, reached: int) -> None:
 
 
 def test_a_run_that_is_killed_is_the_run_that_never_was(tmp_path):
-    kill_and_compare(tmp_path, "adaptive", kills=1, seed=1)
+    kill_and_compare(tmp_path, {"model.attention": "plain"}, kills=1, seed=1)  # plain is compiled sooner
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fixed", "adaptive", "dynamic"])
 def test_seven_kills(tmp_path, kind):
-    starts = kill_and_compare(tmp_path, kind, kills=7, seed=7)
+    starts = kill_and_compare(tmp_path, {"span.kind": kind}, kills=7, seed=7)
     assert starts[0] < WARMUP
     assert starts[-1] > EPOCH
     assert len(set(starts)) > 3, starts
@@ -206,7 +223,7 @@ def test_seven_kills(tmp_path, kind):
 
 @pytest.mark.slow
 def test_sigterm_saves_and_ends_in_order(tmp_path):
-    life = Life(tmp_path / "run", tmp_path / "jax", "adaptive", 100_000)
+    life = Life(tmp_path / "run", tmp_path / "jax", ENDLESS)
     life.wait_for("step 20/", 1)
     started = time.monotonic()
     assert life.end(signal.SIGTERM) == 0
@@ -233,7 +250,7 @@ runpy.run_path("main.py", run_name="__main__")
 
 @pytest.mark.slow
 def test_a_second_signal_ends_a_run_at_once_and_costs_no_checkpoint(tmp_path):
-    life = Life(tmp_path / "run", tmp_path / "jax", "adaptive", 100_000, ("-c", SLOW_DISK))
+    life = Life(tmp_path / "run", tmp_path / "jax", ENDLESS, SLOW_DISK)
     life.wait_for("is saved", 2)
     life.process.send_signal(signal.SIGTERM)
     time.sleep(2)
