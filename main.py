@@ -1,6 +1,6 @@
 """Adaptive attention span in JAX: train, evaluate, report, generate, compress; plan a run; prepare data.
 
-    python main.py                                     the quickstart: four minutes, no download
+    python main.py                                     the quickstart: four minutes in all, no download
     python main.py --config=configs/enwik8_large.py    an experiment of the paper
     python main.py --config=configs/bytes.py --config.data.path=FILE_OR_FOLDER    your own text
 

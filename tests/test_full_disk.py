@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.test_kill import FIELDS, INTERVAL, ROOT
+from tests.test_kill import BETWEEN_SAVES, FIELDS, ROOT
 
 NEW_MOUNTS = ["unshare", "--user", "--map-root-user", "--mount"]
 
@@ -17,7 +17,8 @@ NEW_MOUNTS = ["unshare", "--user", "--map-root-user", "--mount"]
 def test_a_full_disk_costs_no_checkpoint(tmp_path, size, on_failure):
     if subprocess.run([*NEW_MOUNTS, "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)], capture_output=True).returncode:
         pytest.skip("this system lets nobody mount a small file system")
-    fields = FIELDS | {"train.steps": 60, "checkpoint.keep": 1, "checkpoint.on_failure": on_failure}
+    fields = FIELDS | {"train.steps": 60, "log.every_steps": 10}
+    fields |= {"checkpoint.keep": 1, "checkpoint.on_failure": on_failure}
     disk = tmp_path / "disk"
     disk.mkdir()
     command = shlex.join([sys.executable, "main.py", f"--workdir={disk}/run"])
@@ -30,12 +31,12 @@ def test_a_full_disk_costs_no_checkpoint(tmp_path, size, on_failure):
     """
     found = subprocess.run([*NEW_MOUNTS, "bash", "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert "Traceback" not in found.stderr
-    assert f"step {INTERVAL} is saved\n" in found.stdout
+    assert f"step {BETWEEN_SAVES} is saved\n" in found.stdout
     expected = "could not be written to .*/run/checkpoints (No space left on device); that of step 10 is safe. "
     for part in expected.split(".*"):
         assert part in found.stderr
-    assert f"trained: 2\nchecking step {INTERVAL} …" in found.stdout
+    assert f"trained: 2\nchecking step {BETWEEN_SAVES} …" in found.stdout
     assert "verified: 0\n" in found.stdout
-    assert f"left: {INTERVAL}\n" in found.stdout
+    assert f"left: {BETWEEN_SAVES}\n" in found.stdout
     assert ("step 50/60" in found.stdout) == (on_failure == "continue")
     assert found.stdout.count("Training goes on") == (5 if on_failure == "continue" else 0)

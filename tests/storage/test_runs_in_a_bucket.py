@@ -19,7 +19,9 @@ from adaptive_span_jax import doctor, evaluate, generate, report, sealed, shardi
 from adaptive_span_jax.errors import UserError
 from tests.conftest import tiny_config
 from tests.storage.conftest import needs_gcsfs
-from tests.test_kill import FIELDS, INTERVAL, ROOT, Life, last_state
+from tests.test_kill import BETWEEN_SAVES, FIELDS, ROOT, Life, last_state
+
+STEPS = {"train.steps": 60}
 
 pytestmark = needs_gcsfs
 
@@ -92,7 +94,7 @@ def test_a_slurm_job_queues_again_until_its_result_is_in_the_bucket(bucket, monk
 
 
 def run_main(*arguments: str) -> subprocess.CompletedProcess:
-    fields = FIELDS | {"span.kind": "adaptive", "train.steps": 60}
+    fields = FIELDS | STEPS
     command = [sys.executable, "main.py", "--workdir=gs://bucket/killed", *arguments]
     command += [f"--config.{name}={value}" for name, value in fields.items()]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -110,17 +112,17 @@ def test_a_run_killed_in_a_bucket_is_the_run_on_a_disk_that_never_was(bucket, tm
         return write(name, *arguments)
 
     monkeypatch.setattr(bucket, "write", write_slowly)
-    whole = Life(tmp_path / "whole", tmp_path / "jax", "adaptive", 60)
+    whole = Life(tmp_path / "whole", tmp_path / "jax", STEPS)
     assert whole.end() == 0, whole.printed
 
     place = storage.place("gs://bucket/killed")
-    killed = Life(place, tmp_path / "jax", "adaptive", 60)
+    killed = Life(place, tmp_path / "jax", STEPS)
     assert in_the_middle_of_a_save.wait(120), killed.printed
     assert killed.end(signal.SIGKILL) == -signal.SIGKILL, killed.printed
     go_on.set()
-    last = Life(place, tmp_path / "jax", "adaptive", 60)
+    last = Life(place, tmp_path / "jax", STEPS)
     assert last.end() == 0, last.printed
-    assert last.started_at == killed.reported == 2 * INTERVAL
+    assert last.started_at == killed.reported == 2 * BETWEEN_SAVES
     assert "30.unfinished was being written when a process was killed; set aside: gs://" in last.printed
     assert bucket.names("killed/checkpoints/damaged/30.unfinished/")
     check_same_ends(tmp_path / "whole", place)
@@ -134,7 +136,7 @@ def test_a_run_killed_in_a_bucket_is_the_run_on_a_disk_that_never_was(bucket, tm
     assert (found.returncode, found.stderr) == (1, "")
     assert re.search(r"damaged/30.unfinished +set aside earlier", found.stdout)
     assert re.search(r"step 60 +damaged: params/d/.* is not what was written", found.stdout)
-    again = Life(place, tmp_path / "jax", "adaptive", 60)
+    again = Life(place, tmp_path / "jax", STEPS)
     assert again.end() == 0, again.printed
     assert again.started_at == 50
     assert "it is set aside: gs://bucket/killed/checkpoints/damaged/60" in again.printed
