@@ -291,14 +291,14 @@ def test_a_failed_save_leaves_the_last_good_one_and_goes_on(tmp_path, state, cap
 
 @pytest.mark.usefixtures("one_device", "no_report")
 def test_a_failed_save_stops_the_run_if_so_configured(tmp_path, full_disk):
-    fields = {"every_steps": 6, "on_failure": "stop"}
-    assert train.train(tiny_config(train={"steps": 5}, checkpoint=fields), tmp_path, "command") == 0
+    fields: Any = {"checkpoint": {"every_steps": 6, "on_failure": "stop"}, "model": {"attention": "plain"}}
+    assert train.train(tiny_config(train={"steps": 5}, **fields), tmp_path, "command") == 0
     full_disk.append(True)
     with pytest.raises(UserError, match=r"step 10 could not be written .* that of step 5 is safe\. Make room"):
-        train.train(tiny_config(train={"steps": 10_000}, checkpoint=fields), tmp_path, "command")
+        train.train(tiny_config(train={"steps": 10_000}, **fields), tmp_path, "command")
     assert names(tmp_path / "checkpoints") == ["5"]
     full_disk.clear()
-    assert train.train(tiny_config(train={"steps": 10}, checkpoint=fields), tmp_path, "command") == 0
+    assert train.train(tiny_config(train={"steps": 10}, **fields), tmp_path, "command") == 0
 
 
 def test_versions_are_those_that_run():

@@ -75,13 +75,12 @@ def executed_products(config: Config, z_LH: np.ndarray, monkeypatch: pytest.Monk
     return total / tokens_BT.size - config.model.width * VOCABULARY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("segment", "limit", "z_LH"),
     [
-        pytest.param(128, 300, [[0, 300], [40, 133]], marks=pytest.mark.slow),
-        pytest.param(
-            70, 100, [[100, 20], [31, 60]], marks=pytest.mark.slow
-        ),  # padded to 128; memory shorter than a block
+        (128, 300, [[0, 300], [40, 133]]),
+        (70, 100, [[100, 20], [31, 60]]),  # padded to 128; memory shorter than a block
         (13, 37, [[3, 37], [0, 9]]),  # near only
     ],
 )

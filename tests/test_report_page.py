@@ -20,7 +20,11 @@ pytestmark = pytest.mark.xdist_group("report_page")  # one run serves all
 
 # A penalty this large is warned of, and a warning must fit the page as well.
 CONFIG = tiny_config(
-    span={"kind": "dynamic", "penalty": 1.0}, train={"steps": 20}, log={"every_steps": 5}, evaluate={"every_steps": 10}
+    model={"attention": "plain"},  # compiled sooner
+    span={"kind": "dynamic", "penalty": 1.0},
+    train={"steps": 20},
+    log={"every_steps": 5},
+    evaluate={"every_steps": 10},
 )
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
