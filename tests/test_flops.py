@@ -75,7 +75,6 @@ def executed_products(config: Config, z_LH: np.ndarray, monkeypatch: pytest.Monk
     return total / tokens_BT.size - config.model.width * VOCABULARY
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("segment", "limit", "z_LH"),
     [
@@ -94,7 +93,6 @@ def test_executed_is_what_is_executed(segment, limit, z_LH, monkeypatch):
     )
 
 
-@pytest.mark.slow
 def test_published_is_plain_attention_where_spans_are_full(monkeypatch):
     config = tiny_config(model={"attention": "plain"}, span={"limit": 64}, train={"segment": 16})
     z_LH = np.full((3, 2), 64.0)

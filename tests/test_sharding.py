@@ -129,9 +129,11 @@ def test_memory_in_bfloat16(attention):
     assert np.abs(found - nats[:12]).max() > 0
 
 
-@slow
-@pytest.mark.parametrize(("attention", "devices", "fsdp"), [("plain", 8, 2), ("per_head", 1, 1), ("per_head", 8, 1)])
-@pytest.mark.parametrize("kind", ["adaptive", "dynamic"])
+@pytest.mark.parametrize(
+    ("attention", "devices", "fsdp"),
+    [("plain", 8, 2), *(pytest.param("per_head", devices, 1, marks=slow) for devices in (1, 8))],
+)
+@pytest.mark.parametrize("kind", ["adaptive", pytest.param("dynamic", marks=slow)])
 def test_groups_of_streams_give_the_same_training(kind, attention, devices, fsdp):
     nats, z_LH = on_one_device(kind, attention)
     config = config_of(kind, {"attention": attention}, {"batch_split": 2})

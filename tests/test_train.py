@@ -179,7 +179,6 @@ def test_a_damaged_checkpoint_costs_only_its_own_steps(tmp_path, capsys):
     assert results[0]["test_bits"] == results[1]["test_bits"]
 
 
-@pytest.mark.slow
 def test_a_run_goes_on_with_another_rate_and_penalty(tmp_path, capsys):
     fields: Any = {"log": {"every_steps": 1}, "model": QUICK}
     start: Any = {"steps": 4, "warmup_steps": 0}

@@ -41,7 +41,7 @@ def test_every_mode_works_in_a_bucket(bucket, capsys, tmp_path, monkeypatch):
     assert "step 10 is saved" in printed
     assert sealed.sealed_steps(place / "checkpoints") == [12]
     lines = [json.loads(line) for line in bucket.objects["modes/metrics.jsonl"].content.splitlines()]
-    assert [line["step"] for line in lines if "train_bits" in line] == [4, 8]
+    assert [line["step"] for line in lines if "train_bits" in line] == [4, 8, 12]
     assert json.loads(bucket.objects["modes/config.json"].content) == json.loads(config.to_json())
     assert len(bucket.names("modes/tensorboard/events")) == 1
     assert bucket.objects["modes/report/index.html"].content.startswith(b"<!DOCTYPE html>")
