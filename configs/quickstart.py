@@ -28,7 +28,7 @@ def get_config() -> ConfigDict:
     config.train.segment = 128
     config.train.steps = 1000
     config.train.warmup_steps = 100
-    config.train.clip = 0.1  # published: 0.03, which cuts every span's gradient here; chosen so that spans move in 1,000 steps
+    config.train.clip = 0.1  # the published 0.03 cuts every span's gradient here; so spans move within 1,000 steps
 
     config.evaluate.every_steps = 1000
     config.checkpoint.every_steps = 100
