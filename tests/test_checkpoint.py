@@ -31,10 +31,14 @@ def one_device_mesh():
     return sharding.make_mesh(jax.devices()[:1])
 
 
-@pytest.fixture(scope="module")
-def state() -> TrainState:
+def make_state() -> TrainState:
     config = tiny_config()
     return create_state(config, VOCABULARY, make_optimizer(config.train), one_device_mesh())
+
+
+@pytest.fixture(scope="module")
+def state() -> TrainState:
+    return make_state()
 
 
 def save(checkpoints: Checkpoints, state: TrainState, number: int, **about: Any) -> None:
@@ -126,52 +130,6 @@ def test_newest_and_best_are_kept(tmp_path, state):
     assert again.newest() == 6
     save(again, state, 7, dev_bits=1.0)
     assert names(tmp_path) == ["6", "7"]
-
-
-def test_due_by_steps_and_by_minutes(tmp_path, monkeypatch):
-    config = dataclasses.replace(tiny_config().checkpoint, every_steps=10, every_minutes=0.5)
-    now = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    by_both, by_steps = (
-        Checkpoints(tmp_path, config),
-        Checkpoints(tmp_path, dataclasses.replace(config, every_minutes=0)),
-    )
-    assert [number for number in range(1, 20) if by_both.due(number)] == [8, 16]
-    now = 123.9
-    assert not by_both.due(11)
-    now = 124.0
-    assert by_both.due(11)
-    assert not by_steps.due(11)
-
-
-@pytest.mark.parametrize(("number", "seconds"), [(19, 0.0), (18, 30.1)])
-def test_training_waits_for_a_save_rather_than_risk_more_than_an_interval(
-    tmp_path, state, monkeypatch, number, seconds
-):
-    """Step 8 is saved, step 16 is being saved: with an interval of 10 steps, step 18 may still be trained."""
-    now, may_seal = 100.0, threading.Event()
-
-    def slow(directory, which, seal=sealed.seal):
-        assert may_seal.wait(60)
-        seal(directory, which)
-
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    config = dataclasses.replace(tiny_config().checkpoint, every_steps=10, every_minutes=0.5)
-    with Checkpoints(tmp_path, config) as checkpoints:
-        save(checkpoints, state, 8)
-        monkeypatch.setattr(sealed, "seal", slow)
-        checkpoints.save(state, dataclasses.replace(ABOUT, step=16))
-        now += 29
-        checkpoints.check(18)
-        assert "16" not in names(tmp_path)
-        now = 100 + seconds
-        waits = threading.Thread(target=checkpoints.check, args=(number,))
-        waits.start()
-        waits.join(0.2)
-        assert waits.is_alive()
-        may_seal.set()
-        waits.join(60)
-        assert names(tmp_path) == ["16", "8"]
 
 
 def test_another_number_of_devices_goes_on_with_the_same_training(tmp_path):
