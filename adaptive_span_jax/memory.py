@@ -80,7 +80,11 @@ class LayerMemory:
         _, streams, _, width = self.hidden_LBMD.shape
         row = (self.end - back) % self.ring
         corner = [jnp.asarray(start, jnp.int32) for start in (self.index, 0, row, 0)]
-        return jax.lax.dynamic_slice(self.hidden_LBMD, corner, (1, streams, size, width))[0]
+        block_BJD = jax.lax.dynamic_slice(self.hidden_LBMD, corner, (1, streams, size, width))[0]
+        # A TPU multiplies float32 as bfloat16. Rounding follows the data back to where it comes from, so its compiler
+        # would round the whole memory, twice a step and into a copy of it, and not each block that is read. It does not
+        # follow through arithmetic: hence a 1 that no compiler knows to be 1.
+        return block_BJD * jax.lax.optimization_barrier(jnp.ones((), block_BJD.dtype))
 
     def whole(self) -> jax.Array:
         """A copy of all S positions, oldest first: memory_BSD."""

@@ -134,9 +134,21 @@ def test_small_model_compiles_for_a_tpu_slice():
 
 @needs_libtpu
 @pytest.mark.slow
-def test_the_large_model_fits_eight_v5e_chips():
+def test_a_tpu_rounds_blocks_of_memory_and_not_the_whole():
+    config = tiny_config(train={"batch_size": 8, "segment": 128}, span={"limit": 1024}, model={"dropout": 0.1})
+    mesh = sharding.make_mesh(Machine.parse("v5e:2x2").devices())
+    sizes = "[3,2,1152,22]"
+    program = plan.lower(config, mesh).compile().as_text()
+    assert f"f32{sizes}" in program  # the memory of one chip
+    assert f"bf16{sizes}" not in program
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [{"compute_dtype": "bfloat16"}, {"remat": True}])
+def test_the_large_model_fits_eight_v5e_chips(change):
     fields = enwik8_large.get_config()
-    fields.model.compute_dtype = "bfloat16"
+    fields.model.update(change)
     machine = Machine.parse("v5e:2x4")
     fit = plan.compile_for(Config.from_dict(fields.to_dict()), machine, machine.devices())
     assert fit.fits
