@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from adaptive_span_jax import corpus as corpora
-from adaptive_span_jax import cpu, display, flops, hosts, sharding, span, storage, workdir
+from adaptive_span_jax import display, flops, hosts, sharding, span, storage, workdir
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.finished_model import FinishedModel
 from adaptive_span_jax.score import PROTOCOLS, make_finished_step, score_finished
@@ -20,7 +20,6 @@ def evaluate(asked: Config, directory: Path, which: str) -> int:
     The checkpoint says which model and text these are; only how to evaluate and where data is kept is up to `asked`.
     """
     mesh = sharding.make_mesh()
-    cpu.keep_freed_memory(mesh)
     config, saved, params = load_params(directory, which, mesh)
     data = dataclasses.replace(config.data, archive=asked.data.archive, directory=asked.data.directory)
     config = dataclasses.replace(config, data=data, evaluate=asked.evaluate)

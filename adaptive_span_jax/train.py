@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 
 from adaptive_span_jax import (
     STARTED,
-    cpu,
     display,
     doctor,
     health,
@@ -54,7 +53,6 @@ def _train(config: Config, directory: Path, command: str) -> int:
     corpus = corpora.load(config.data)
     doctor.same_on_all_hosts("text", corpus.fingerprint)
     mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
-    cpu.keep_freed_memory(mesh)
     sharding.check_streams(mesh, config.train.batch_size, config.train.batch_split)
     streams = Streams(corpus.train, config.train.batch_size, config.train.segment, config.seed)
     optimizer = make_optimizer(config.train)

@@ -70,7 +70,6 @@ def main() -> int:
     options = parser.parse_args()
     cpu.use_cores(STREAMS)
     mesh = sharding.make_mesh()
-    cpu.keep_freed_memory(mesh)
     config = make_config(options.full, "per_head")
     params = model.init(config, VOCABULARY, jax.random.key(0))
     z_LH = np.array(json.loads(Path(__file__).with_name("trained_spans.json").read_text())["z_LH"])

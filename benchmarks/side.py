@@ -61,7 +61,6 @@ def _ours(case: str, weights: Path) -> dict[str, Callable[[], Any]]:
 
     cpu.use_cores(STREAMS)
     mesh = sharding.make_mesh()
-    cpu.keep_freed_memory(mesh)
     tokens_BT, targets_BT = segment(0)
 
     def prepare(dropout: float) -> tuple:

@@ -9,14 +9,16 @@
     trained  S = 8192, the spans in trained_spans.json: 21 long heads of 96, up to 5,600 positions, average span 314
     fixed    every head 2048
 
-Each side is a process of its own, so that peak memory is measured per side, and they take turns step by step. Before
-anything is timed, three steps without dropout must give the same loss and the same gradient norm of every parameter on
-both sides. Ratios are of medians. For `start` it also says which share of our step its dense products alone would take,
-for `trained` how much faster evaluation is, where we keep keys and values projected and the published algorithm
-projects its memory at every segment.
+Each side is a process of its own, so that peak memory is measured per side, and they take turns. A turn is two steps,
+the second of which is timed: training takes one step after the other, and the first after a pause costs the system
+more. Before anything is timed, three steps without dropout must give the same loss and the same gradient norm of every
+parameter on both sides. Ratios are of medians. For `start` it also says which share of our step its dense products
+alone would take, for `trained` how much faster evaluation is, where we keep keys and values projected and the published
+algorithm projects its memory at every segment.
 
-Much of the time at long spans is the system's: PyTorch hands large arrays back to it and gets them zeroed again many
-times a step, we once a step. With --keep-freed-memory both sides run with the same settings of glibc that avoid it.
+Both sides run with the allocator that Python comes with. Much of PyTorch's time at long spans is the system's: it hands
+large arrays back and gets them zeroed again many times a step, we once. With --keep-freed-memory both sides run with
+settings of glibc that avoid it, at the price of more memory.
 """
 
 import argparse
@@ -28,6 +30,9 @@ import tempfile
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from rich.console import Console
+from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -85,10 +90,11 @@ def compare(case: str, rounds: int, weights: Path, environment: dict[str, str]) 
     for side in sides.values():
         side.ask("load")
     for command in ("train", "evaluate") if case == "trained" else ("train",):
-        for turn in range(rounds + 1):
+        for turn in track(range(rounds + 1), f"{case}, {command}", console=Console(stderr=True)):
             for name, side in sides.items():
+                side.ask(command)
                 taken = side.ask(command)
-                if turn:  # the first compiles
+                if turn:  # in the first, programs are compiled and memory grows
                     seconds.setdefault((command, name), []).append(taken)
         if command == "train":
             memory = {name: side.ask("memory") for name, side in sides.items()}
@@ -121,7 +127,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    parser.add_argument("--rounds", type=int, default=5, help="timed steps of each side")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each side")
     parser.add_argument("--cases", default=",".join(CASES), help="which of start, trained, fixed")
     parser.add_argument("--keep-freed-memory", action="store_true", help="neither side gives memory back to the system")
     arguments = parser.parse_args()
