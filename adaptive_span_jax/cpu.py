@@ -3,6 +3,7 @@
 import os
 
 import jax
+from jax.sharding import Mesh
 
 
 def use_cores(streams: int) -> None:
@@ -13,11 +14,20 @@ def use_cores(streams: int) -> None:
     """
     if "JAX_NUM_CPU_DEVICES" in os.environ:
         return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    devices = max(n for n in range(1, cores + 1) if streams % n == 0)
-    jax.config.update("jax_num_cpu_devices", devices)
-    if devices == cores:
-        # A device with one core has nothing to run side by side. XLA orders operations as if it had, which keeps more
-        # arrays at a time: evaluation 1.20 → 1.12 s a segment without, training 2 to 3 % faster.
-        schedule = "--xla_cpu_scheduler_type=CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
-        os.environ["XLA_FLAGS"] = f"{schedule} {os.environ.get('XLA_FLAGS', '')}"  # what the user says there wins
+    cores = _cores()
+    jax.config.update("jax_num_cpu_devices", max(n for n in range(1, cores + 1) if streams % n == 0))
+
+
+def compiler_options(mesh: Mesh) -> dict[str, str]:
+    """How XLA is to compile for the mesh, where that is not as it does by itself.
+
+    A device with one core has nothing to run side by side. XLA orders operations as if it had, which keeps more arrays
+    at a time: ordered for memory, evaluation takes 1.12 instead of 1.20 s a segment, training 2 to 3 % less.
+    """
+    if mesh.devices.flat[0].platform != "cpu" or jax.local_device_count() != _cores():
+        return {}
+    return {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from adaptive_span_jax import loss, model, sharding, span
+from adaptive_span_jax import cpu, loss, model, sharding, span
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.finished_model import FinishedModel
@@ -73,7 +73,8 @@ def make_finished_step(finished: FinishedModel, mesh: Mesh) -> Callable:
         return cache, (jnp.where(segment.scored_BT, nats_BT, 0).sum(), z_LH)
 
     at = finished.cache_sharding(finished.config.evaluate.streams, mesh)
-    return jax.jit(finished_step, donate_argnums=1, out_shardings=(at, sharding.replicated(mesh)))
+    placement, options = (at, sharding.replicated(mesh)), cpu.compiler_options(mesh)
+    return jax.jit(finished_step, donate_argnums=1, out_shardings=placement, compiler_options=options)
 
 
 def score_finished(

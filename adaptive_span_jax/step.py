@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from adaptive_span_jax import flops, loss, model, sharding, span
+from adaptive_span_jax import cpu, flops, loss, model, sharding, span
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.dropout import Dropout
 from adaptive_span_jax.memory import Memory
@@ -67,7 +67,9 @@ def make_train_step(
         metrics = Metrics(found.nats, found.penalty_nats, schedule(state.step), found.z_LH, cost, good)
         return TrainState(state.step + 1, params, opt_state, memory), metrics
 
-    return jax.jit(train_step, donate_argnums=0, out_shardings=(_placement(state), sharding.replicated(mesh)))
+    placement = (_placement(state), sharding.replicated(mesh))
+    options = cpu.compiler_options(mesh)
+    return jax.jit(train_step, donate_argnums=0, out_shardings=placement, compiler_options=options)
 
 
 class _Found(NamedTuple):
@@ -146,7 +148,8 @@ def make_eval_step(config: Config, mesh: Mesh) -> EvalStep:
         return memory, (jnp.where(segment.scored_BT, nats_BT, 0).sum(), z_LH)
 
     placement = (sharding.memory_sharding(mesh, config.evaluate.streams), sharding.replicated(mesh))
-    return jax.jit(eval_step, donate_argnums=1, out_shardings=placement)
+    options = cpu.compiler_options(mesh)
+    return jax.jit(eval_step, donate_argnums=1, out_shardings=placement, compiler_options=options)
 
 
 def _placement(state: TrainState) -> TrainState:
