@@ -1,4 +1,4 @@
-"""Steps whose loss or gradient was not finite: `step.py` leaves their update out, here they are counted."""
+"""Non-finite steps: `step.py` skips the update where loss or gradient is not finite; here such steps are counted."""
 
 from adaptive_span_jax import display
 from adaptive_span_jax.config import Config
@@ -6,15 +6,15 @@ from adaptive_span_jax.errors import UserError
 
 
 class BadSteps:
-    """Counts, says so, and ends a run that does not recover."""
+    """Counts non-finite steps, prints them, and ends a run that does not recover."""
 
     def __init__(self, config: Config, total: int):
         self._config = config
         self.total = total  # of the whole run
-        self.in_a_row = 0
+        self.in_a_row = 0  # 0: the last step was finite
 
     def count(self, step: int, good: bool) -> None:
-        """One more step is done; raises if there were too many bad ones in a row."""
+        """Counts one more step; raises if there were too many bad ones in a row."""
         if good:
             self.in_a_row = 0
             return
@@ -28,8 +28,29 @@ class BadSteps:
             raise UserError(
                 f"{self.in_a_row} steps in a row up to step {step:,} had a loss or gradient that is not finite "
                 f"(config.train.max_bad_steps). Nothing was saved since the first of them; the checkpoints before are "
-                "kept, and the same command goes on from the newest. What to try: a smaller config.train.learning_rate "
-                f"(now {self._config.train.learning_rate:g}), a longer config.train.warmup_steps "
-                f"(now {self._config.train.warmup_steps:,}), or config.model.compute_dtype=float32 in a new run "
-                f"(now {self._config.model.compute_dtype})"
+                f"kept, and the same command resumes from the newest. {self._advice()}"
             )
+
+    def check_end(self, step: int, kept: str) -> None:
+        """Raises if the last step of a run is non-finite. `kept`: which checkpoint there is."""
+        if self.in_a_row:
+            raise UserError(
+                f"training ended on a non-finite step, step {step:,}, the last of {self.in_a_row} in a row; it is not "
+                f"saved and there is no result. {kept[0].upper()}{kept[1:]}. {self._advice()}"
+            )
+
+    def check_score(self, name: str, step: int, finite: bool, kept: str) -> None:
+        """Raises if the evaluation of a part of the text after the last step is not finite."""
+        if not finite:
+            raise UserError(
+                f"the loss on {name} after step {step:,} is not finite, so there is no result. "
+                f"{kept[0].upper()}{kept[1:]}. {self._advice()}"
+            )
+
+    def _advice(self) -> str:
+        train, dtype = self._config.train, self._config.model.compute_dtype
+        return (
+            f"What to try: a smaller config.train.learning_rate (now {train.learning_rate:g}), a longer "
+            f"config.train.warmup_steps (now {train.warmup_steps:,})"
+            + (f", or config.model.compute_dtype=float32 in a new run (now {dtype})" if dtype == "bfloat16" else "")
+        )

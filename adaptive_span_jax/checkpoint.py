@@ -75,6 +75,15 @@ class Checkpoints:
             )
         return self._step
 
+    @property
+    def kept(self) -> str:
+        """Which checkpoint a run that ends now can be resumed from."""
+        return (
+            "there is no checkpoint yet"
+            if self._safe is None
+            else f"the newest checkpoint is that of step {self._safe:,}"
+        )
+
     def choose(self, which: str) -> int:
         """The step of the checkpoint that a user names: latest, best (on dev) or a number."""
         steps, best = sealed.sealed_steps(self._directory), self._best(self._dev_bits())

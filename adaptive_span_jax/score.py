@@ -4,6 +4,7 @@ While training, weights and spans change: `score` runs the model as training doe
 `score_finished` gives the same number, faster.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -44,6 +45,11 @@ class Score(NamedTuple):
     def bits(self) -> float:
         """Bits per symbol."""
         return loss.bits(self.nats)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the model gave every token a probability above 0."""
+        return math.isfinite(self.nats)
 
 
 def score(

@@ -170,24 +170,31 @@ def _train(config: Config, directory: Path, command: str) -> int:
                         log.write(number, {"dev_bits": dev.bits})
                         display.say(f"step {number:,}: {dev.bits:.3f} bits per {corpus.unit} on dev")
                         _show_health(config, log, number)
-                # Not while steps are bad: the checkpoints from before are the ones worth keeping.
-                if (saving or dev) and metrics.good:
+                # Not while steps or scores are non-finite: the checkpoints from before are the ones worth keeping.
+                if (saving or dev) and metrics.good and (dev is None or dev.is_finite):
                     checkpoints.save(state, about(dev), log.staged)
             if running is not None:
                 settle(reached, running)
 
-        checkpoints.save(state, about(), log.staged)
+        finite = not bad_steps.in_a_row and (dev is None or dev.is_finite)
+        if finite:
+            checkpoints.save(state, about(), log.staged)
         checkpoints.finish()
         log.close()
         seconds = about().seconds
         if interrupt.signal:
-            display.say(f"Stopped. Step {reached:,} is saved in {directory}; to go on: {command}")
+            saved_or_not = f"saved in {directory}" if finite else f"non-finite and not saved; {checkpoints.kept}"
+            display.say(f"Stopped. Step {reached:,} is {saved_or_not}; to resume: {command}")
             return interrupt.exit_code
+        bad_steps.check_end(reached, checkpoints.kept)
         dev = dev or evaluate(corpus.dev, "dev")
+        if dev:
+            bad_steps.check_score("dev", reached, dev.is_finite, checkpoints.kept)
         test = evaluate(corpus.test, "test")
         if not (dev and test):
             display.say(f"Stopped while evaluating. Training is complete and saved; to evaluate: {command}")
             return interrupt.exit_code
+        bad_steps.check_score("test", reached, test.is_finite, checkpoints.kept)
 
     finished = result.make_result(config, corpus, dev, test, entropy, seconds)
     params = hosts.gathered(state.params)

@@ -1,6 +1,10 @@
 """A loss or gradient that is not finite: the update is left out, training goes on or ends, and nothing is spoilt."""
 
 import json
+import os
+import signal
+import threading
+import time
 from typing import Any
 
 import jax
@@ -65,6 +69,81 @@ def test_a_bad_gradient_of_a_finite_loss_is_left_out():
     assert np.isfinite(metrics.nats)
     assert not metrics.good
     jax.tree.map(assert_array_equal, before, state.params)
+
+
+# One step with this rate, and no forward pass is finite any more.
+WILD = {"learning_rate": 1e37, "warmup_steps": 0}
+
+
+def left(workdir):
+    """What a run must not leave behind: checkpoints by their steps, and files that only a finished run has."""
+    files = [name for name in ("result.json", "report") if (workdir / name).exists()]
+    return sealed.sealed_steps(workdir / "checkpoints"), files
+
+
+def test_a_run_that_ends_on_a_non_finite_step_saves_and_finishes_nothing(tmp_path, capsys):
+    fields: Any = {"model": {"attention": "plain", "layers": 1}}
+    with pytest.raises(
+        UserError, match=r"ended on a non-finite step, step 4, .*no checkpoint.*config.train.learning_r"
+    ):
+        train.train(tiny_config(train={"steps": 4} | WILD, **fields), tmp_path / "new", "command")
+    assert "is saved" not in capsys.readouterr().out
+    assert left(tmp_path / "new") == ([], [])
+
+    assert train.train(tiny_config(train={"steps": 3}, **fields), tmp_path / "old", "command") == 0
+    finished = (tmp_path / "old" / "result.json").read_bytes()
+    with pytest.raises(UserError, match=r"step 6, .*newest checkpoint is that of step 3"):
+        train.train(tiny_config(train={"steps": 6} | WILD, **fields), tmp_path / "old", "command")
+    assert left(tmp_path / "old")[0] == [3]
+    assert (tmp_path / "old" / "result.json").read_bytes() == finished, "that of step 3"
+    # With a rate that works it goes on from there.
+    assert train.train(tiny_config(train={"steps": 6}, **fields), tmp_path / "old", "command") == 0
+
+
+def test_a_run_whose_last_evaluation_is_not_finite_saves_and_finishes_nothing(tmp_path):
+    """The step itself was finite: its loss and gradient are from before the update."""
+    config = tiny_config(train={"steps": 1} | WILD, model={"attention": "plain", "layers": 1})
+    with pytest.raises(
+        UserError, match=r"loss on dev after step 1 is not finite.*no checkpoint.*config.train.learning_r"
+    ):
+        train.train(config, tmp_path, "command")
+    assert left(tmp_path) == ([], [])
+
+
+def test_a_loss_on_test_that_is_not_finite_is_no_result(tmp_path, monkeypatch):
+    score, calls = train.score, []
+
+    def last_one_fails(*arguments):
+        calls.append(arguments)
+        found = score(*arguments)
+        return found._replace(nats=float("inf")) if len(calls) == 2 else found
+
+    monkeypatch.setattr(train, "score", last_one_fails)
+    config = tiny_config(train={"steps": 2}, model={"attention": "plain", "layers": 1})
+    with pytest.raises(UserError, match=r"loss on test after step 2 is not finite.*checkpoint is that of step 2"):
+        train.train(config, tmp_path, "command")
+    assert left(tmp_path) == ([2], [])
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_after_a_non_finite_step_saves_nothing(tmp_path, capsys, number, code):
+    printed = []
+
+    def interrupt_when_bad():
+        while "is not finite" not in "".join(printed):
+            printed.append(capsys.readouterr().out)
+            time.sleep(0.05)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=interrupt_when_bad)
+    thread.start()
+    bad: Any = {"steps": 100_000, "max_bad_steps": 100_000} | WILD
+    assert train.train(tiny_config(train=bad, model={"attention": "plain", "layers": 1}), tmp_path, "command") == code
+    thread.join()
+    ended = "".join(printed) + capsys.readouterr().out
+    assert "is saved" not in ended
+    assert "is non-finite and not saved; there is no checkpoint yet" in ended
+    assert left(tmp_path) == ([], [])
 
 
 @pytest.mark.usefixtures("one_device", "no_report")

@@ -148,7 +148,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path, capsys):
     code = train.train(log_often, tmp_path, "python main.py --workdir=here")
     thread.join()
     assert code == 130
-    assert "to go on: python main.py --workdir=here" in capsys.readouterr().out
+    assert "to resume: python main.py --workdir=here" in capsys.readouterr().out
     reached = sealed.sealed_steps(tmp_path / "checkpoints")[-1]
     finish = dataclasses.replace(log_often, train=dataclasses.replace(config.train, steps=reached + 3))
     assert train.train(finish, tmp_path, "command") == 0
