@@ -28,7 +28,7 @@ import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from adaptive_span_jax import display, hosts, sealed, sharding, storage
+from adaptive_span_jax import display, hosts, sealed, sharding, storage, strict_json
 from adaptive_span_jax.config import CheckpointConfig
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.model import Params
@@ -165,7 +165,7 @@ class Checkpoints:
         try:
             self._begin(step, arrays)
             response = ocp.save_checkpointables_async(
-                str(sealed.unfinished(self._directory, step)), arrays, custom_metadata=fields
+                str(sealed.unfinished(self._directory, step)), arrays, custom_metadata=strict_json.finite(fields)
             )
         except Exception as error:
             self._fail(step, error)

@@ -1,12 +1,12 @@
 """ConfigDict → frozen, validated dataclasses. An unknown, missing or impossible field is an error that names it."""
 
 import dataclasses
-import json
 import math
 import typing
 from collections.abc import Mapping
 from typing import Any
 
+from adaptive_span_jax import strict_json
 from adaptive_span_jax.errors import UserError
 
 SPAN_KINDS = ("fixed", "adaptive", "dynamic")
@@ -143,7 +143,7 @@ class Config:
 
     def to_json(self) -> str:
         """The config as indented JSON, as written to `config.json`."""
-        return json.dumps(dataclasses.asdict(self), indent=2)
+        return strict_json.dumps(dataclasses.asdict(self), indent=2)
 
     @property
     def head_width(self) -> int:
@@ -246,7 +246,7 @@ def _rules(c: Config) -> list[tuple[str, Any, str, bool]]:
         ("train.learning_rate", c.train.learning_rate, "it must be above 0", 0 < c.train.learning_rate < math.inf),
         ("train.warmup_steps", c.train.warmup_steps, "it must be 0 or more", c.train.warmup_steps >= 0),
         ("train.cooldown_start", c.train.cooldown_start, "it must be 0 (never) or more", c.train.cooldown_start >= 0),
-        ("train.clip", c.train.clip, "it must be above 0", c.train.clip > 0),
+        ("train.clip", c.train.clip, "it must be above 0 and finite", 0 < c.train.clip < math.inf),
         ("train.max_bad_steps", c.train.max_bad_steps, positive, c.train.max_bad_steps >= 1),
         ("mesh.fsdp", c.mesh.fsdp, positive, c.mesh.fsdp >= 1),
         ("evaluate.streams", c.evaluate.streams, positive, c.evaluate.streams >= 1),
@@ -266,8 +266,8 @@ def _rules(c: Config) -> list[tuple[str, Any, str, bool]]:
         (
             "checkpoint.every_minutes",
             c.checkpoint.every_minutes,
-            "it must be 0 (never) or more",
-            c.checkpoint.every_minutes >= 0,
+            "it must be 0 (never) or more, and finite",
+            0 <= c.checkpoint.every_minutes < math.inf,
         ),
         (
             "checkpoint.on_failure",

@@ -11,8 +11,6 @@ optimizer's sums and the step.
 
 import argparse
 import ast
-import dataclasses
-import json
 import runpy
 import sys
 from pathlib import Path
@@ -23,7 +21,7 @@ import numpy as np
 import optax
 
 from adaptive_span_jax import corpus as corpora
-from adaptive_span_jax import display, published_checkpoint, sharding, storage, workdir
+from adaptive_span_jax import display, published_checkpoint, sharding, storage, strict_json, workdir
 from adaptive_span_jax.checkpoint import Checkpoints, Saved
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.errors import UserError
@@ -66,14 +64,14 @@ def from_torch(file: Path, directory: Path, config_file: Path | None, changes: l
         0.0,
         corpus.fingerprint,
         vocabulary,
-        json.loads(json.dumps(dataclasses.asdict(config))),
+        strict_json.loads(config.to_json()),
     )
     with Checkpoints(directory / "checkpoints", config.checkpoint) as checkpoints:
         checkpoints.save(TrainState(step, params, opt_state, state.memory), about)
         checkpoints.finish()
     workdir.write_config(directory, config)
     extra = {"updates": published.updates, "iteration": published.iteration, "logger": published.logger}
-    (directory / _EXTRA).write_text(json.dumps(extra, default=str) + "\n")
+    (directory / _EXTRA).write_text(strict_json.dumps(extra, default=str) + "\n")
     display.show_block(
         f"Converted {file}",
         {
@@ -104,7 +102,7 @@ def to_torch(file: Path, directory: Path, which: str) -> None:
     sums: Any = adagrad.sum_of_squares
     iteration, logger = saved.step - 1, {}
     if (directory / _EXTRA).exists():
-        extra = json.loads((directory / _EXTRA).read_text())
+        extra = strict_json.loads((directory / _EXTRA).read_text())
         # Published iterations are so many updates each; counting goes on in the same way.
         each = max(extra["updates"] // (extra["iteration"] + 1), 1)
         iteration, logger = extra["iteration"] + (saved.step - extra["updates"]) // each, extra["logger"]

@@ -1,13 +1,12 @@
 """`--mode=evaluate`: a checkpoint of a run on dev and test, by both protocols."""
 
 import dataclasses
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 from adaptive_span_jax import corpus as corpora
-from adaptive_span_jax import display, flops, hosts, sharding, span, storage, workdir
+from adaptive_span_jax import display, flops, hosts, loss, sharding, span, storage, strict_json, workdir
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.finished_model import FinishedModel
 from adaptive_span_jax.score import PROTOCOLS, make_finished_step, score_finished
@@ -38,21 +37,22 @@ def evaluate(asked: Config, directory: Path, which: str) -> int:
                 scored = score_finished(finished, ids, protocol, finished_step, mesh, show)
             speed = scored.tokens / (time.perf_counter() - started)
             average = float(span.average_span(scored.z_LH, config.span.ramp, config.span.limit))
+            perplexity = loss.perplexity(scored.nats)
             found[f"{split}_{protocol}"] = {
                 "bits": scored.bits,
-                "perplexity": 2**scored.bits,
+                "perplexity": perplexity,
                 "tokens": scored.tokens,
                 "average_span": average,
                 "flops_per_token": flops.paper_flops(config, average),
                 "tokens_per_second": speed,
             }
             rows[f"{split}, {protocol}"] = (
-                f"{scored.bits:.4f} bits per {corpus.unit}, perplexity {2**scored.bits:.3f}, {scored.tokens:,} tokens "
+                f"{scored.bits:.4f} bits per {corpus.unit}, perplexity {perplexity:.3f}, {scored.tokens:,} tokens "
                 f"scored, {speed:,.0f} tokens/s"
             )
     rows["average span"] = f"{average:.1f} positions"
     rows["FLOPS per token"] = f"{flops.paper_flops(config, average) / 1e6:.2f} million, in the paper's counting"
     display.show_block(f"Evaluation of {directory}, step {saved.step:,}", rows)
     if hosts.is_first():
-        storage.write_text(directory / "evaluation.json", json.dumps(found, indent=2) + "\n")
+        storage.write_text(directory / "evaluation.json", strict_json.dumps(found, indent=2) + "\n")
     return 0

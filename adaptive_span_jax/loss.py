@@ -16,3 +16,8 @@ def nats_BT(logits_BTV: jax.Array, targets_BT: ArrayLike) -> jax.Array:
 def bits(nats: float) -> float:
     """Nats per symbol → bits per symbol."""
     return nats / math.log(2)
+
+
+def perplexity(nats: float) -> float:
+    """Nats per symbol → perplexity; infinite where a float cannot hold it."""
+    return math.inf if bits(nats) >= 1024 else 2 ** bits(nats)

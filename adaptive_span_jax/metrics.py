@@ -1,7 +1,6 @@
 """What training writes down: `metrics.jsonl` and `spans.jsonl` for programs, TensorBoard events for people."""
 
 import contextlib
-import json
 import math
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 from tensorboardX import SummaryWriter
 
-from adaptive_span_jax import display, storage
+from adaptive_span_jax import display, storage, strict_json
 from adaptive_span_jax.figures.drawing import pixels
 from adaptive_span_jax.figures.spans import span_heat_map
 
@@ -82,8 +81,9 @@ class MetricsLog:
         if self._tensorboard is None:
             return
         _append(self._metrics, {"step": step, **scalars})
-        for name, value in scalars.items():
-            self._tensorboard.add_scalar(name, value, step)
+        for name, value in strict_json.finite(scalars).items():
+            if value is not None:
+                self._tensorboard.add_scalar(name, value, step)
 
     def write_spans(self, step: int, z_LH: np.ndarray, ramp: int, limit: int) -> None:
         """The heads' spans: one line with z in positions, a histogram per layer, a heat map."""
@@ -134,17 +134,21 @@ class _Forgiving:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log, in the order of their steps; one that a kill cut off is left out."""
+    """The lines of a log, in the order of their steps; one that a kill cut off is left out.
+
+    A number that was not finite when it was written is left out of its line: whatever is there is a number.
+    """
     if not path.exists():
         return []
     lines = [line for line in path.read_text().splitlines() if _step_of(line) < float("inf")]
-    return sorted((json.loads(line) for line in lines), key=lambda line: line["step"])
+    found = ({name: value for name, value in strict_json.loads(line).items() if value is not None} for line in lines)
+    return sorted(found, key=lambda line: line["step"])
 
 
 def _append(path: Path, line: dict[str, Any]) -> None:
     try:
         with path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(strict_json.dumps(line) + "\n")
     except OSError as error:
         display.say(f"warning: step {line['step']:,} is missing in {path} ({error.strerror})")
 
@@ -159,6 +163,6 @@ def _take_back(path: Path, resumed_at: int) -> None:
 def _step_of(line: str) -> float:
     # A line cut off by a kill is dropped like one from after the checkpoint.
     try:
-        return json.loads(line)["step"]
+        return strict_json.loads(line)["step"]
     except (ValueError, KeyError, TypeError):
         return float("inf")

@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,19 @@ import jax
 import numpy as np
 
 from adaptive_span_jax import corpus as corpora
-from adaptive_span_jax import display, flops, health, model, observation, report_page, sharding, span, storage, workdir
+from adaptive_span_jax import (
+    display,
+    flops,
+    health,
+    model,
+    observation,
+    report_page,
+    sharding,
+    span,
+    storage,
+    strict_json,
+    workdir,
+)
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.corpus import Corpus
 from adaptive_span_jax.figures.attention import attention_patterns
@@ -86,7 +97,7 @@ def write_report(config: Config, directory: Path, corpus: Corpus, params: model.
         storage.write_text(target / "tables.csv", written.getvalue())
         concerns = health.concerns(config, run.metrics, run.spans)
         summary = _summary(run, concerns)
-        storage.write_text(target / "summary.json", json.dumps(summary, indent=2) + "\n")
+        storage.write_text(target / "summary.json", strict_json.dumps(summary, indent=2) + "\n")
         page = target / "index.html"
         storage.write_text(page, report_page.page(summary, concerns, drawings, paper))
     return page

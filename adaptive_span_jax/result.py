@@ -1,12 +1,11 @@
 """The result of a finished run: `result.json` and the table at the end."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from adaptive_span_jax import flops, span, storage
+from adaptive_span_jax import flops, span, storage, strict_json
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.corpus import Corpus
 from adaptive_span_jax.display import duration, show_block
@@ -40,16 +39,17 @@ def make_result(
 
 def write_result(workdir: Path, result: dict[str, Any]) -> None:
     """Writes `result.json`, whose presence means that the run is complete."""
-    storage.write_text(workdir / _FILE, json.dumps(result, indent=2) + "\n")
+    storage.write_text(workdir / _FILE, strict_json.dumps(result, indent=2) + "\n")
 
 
 def read_result(workdir: Path, steps: int) -> dict[str, Any] | None:
-    """The result of a run that was completed with this many steps or more."""
+    """The result of a run that was completed with this many steps or more; none if a number in it was not finite."""
     try:
-        result = json.loads((workdir / _FILE).read_text())
+        result = strict_json.loads((workdir / _FILE).read_text())
     except (FileNotFoundError, ValueError):
         return None
-    return result if result.get("steps", 0) >= steps else None
+    complete = None not in result.values() and result.get("steps", 0) >= steps
+    return result if complete else None
 
 
 def show_result(workdir: Path, result: dict[str, Any], command: str) -> None:

@@ -1,12 +1,11 @@
 """A run's directory: can it be written, is it free, does it belong to this config, is there room."""
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from adaptive_span_jax import display, hosts, lock, sealed, storage
+from adaptive_span_jax import display, hosts, lock, sealed, storage, strict_json
 from adaptive_span_jax.checkpoint import Saved
 from adaptive_span_jax.config import Config, differences
 from adaptive_span_jax.display import size
@@ -93,7 +92,7 @@ def write_config(workdir: Path, config: Config) -> None:
 
 def check_same_run(workdir: Path, saved: Saved, config: Config, fingerprint: str) -> list[str]:
     """Refuses a checkpoint of another model or text; answers the harmless differences, one line each."""
-    changed = differences(saved.config, json.loads(config.to_json()))
+    changed = differences(saved.config, strict_json.loads(config.to_json()))
     refused = [line for line in changed if not line.startswith(_FREE)]
     if refused:
         raise UserError(

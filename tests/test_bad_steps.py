@@ -108,6 +108,8 @@ def test_a_run_whose_last_evaluation_is_not_finite_saves_and_finishes_nothing(tm
     ):
         train.train(config, tmp_path, "command")
     assert left(tmp_path) == ([], [])
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1] == {"step": 1, "dev_bits": None}
 
 
 def test_a_loss_on_test_that_is_not_finite_is_no_result(tmp_path, monkeypatch):

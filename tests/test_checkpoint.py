@@ -126,6 +126,7 @@ def test_newest_and_best_are_kept(tmp_path, state):
     for number, bits in ((1, 3.0), (2, 2.0), (3, None), (4, 2.5), (5, float("nan")), (6, None)):
         save(checkpoints, state, number, dev_bits=bits)
     assert names(tmp_path) == ["2", "5", "6"]
+    assert '"dev_bits": null' in (tmp_path / "5" / "_CHECKPOINT_METADATA").read_text(), "NaN is not JSON"
     again = Checkpoints(tmp_path, config)
     assert again.newest() == 6
     save(again, state, 7, dev_bits=1.0)

@@ -41,12 +41,25 @@ NUMPY_ONLY = {
     "saved.py",
     "sealed.py",
     "storage.py",
+    "strict_json.py",
     "verify.py",
 }
 
 # Each of these imports only from those before it.
 FLOW = [
-    *("errors", "storage", "config", "corpus", "segments", "dropout", "memory", "sharding", "cpu", "span"),
+    *(
+        "errors",
+        "strict_json",
+        "storage",
+        "config",
+        "corpus",
+        "segments",
+        "dropout",
+        "memory",
+        "sharding",
+        "cpu",
+        "span",
+    ),
     *("attention", "linear", "layer", "model"),
     *("loss", "optimizer", "train_state", "step", "head_reach", "key_value_cache", "finished_model", "score", "sealed"),
     *("saved", "save_times", "hosts"),
