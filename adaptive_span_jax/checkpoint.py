@@ -52,6 +52,7 @@ class Checkpoints:
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
         self._failure: UserError | None = None
+        self._warning: str | None = None  # of that failure, if training continues
         self._step: int | None = None  # of the newest save, whether it has been finished or not
         self._safe: int | None = None  # of the newest save that is known to be whole
 
@@ -179,6 +180,9 @@ class Checkpoints:
             self._wait()
         if self._failure is not None and self._config.on_failure == "stop":
             raise self._failure
+        if self._warning is not None:  # only now is it known that training continues; at the end there is an error
+            display.say(self._warning)
+            self._warning = None
 
     def finish(self) -> None:
         """Waits for what is being saved; raises if the last save failed."""
@@ -203,7 +207,8 @@ class Checkpoints:
         except Exception as error:
             self._fail(step, error)
             return
-        self._failure, self._safe = None, step
+        self._failure = self._warning = None
+        self._safe = step
         self._times.end()
         if hosts.is_first():
             display.say(f"step {step:,} is saved")
@@ -220,7 +225,9 @@ class Checkpoints:
         self._failure.__cause__ = error
         self._remove_remains()
         if self._config.on_failure == "continue":
-            display.say(f"warning: {what}. Training goes on; {mend[0].lower()}{mend[1:]} before the next one is due")
+            self._warning = (
+                f"warning: {what}. Training continues; {mend[0].lower()}{mend[1:]} before the next one is due"
+            )
 
     def _begin(self, step: int, arrays: Any) -> None:
         """A save that does not fit is not begun. What process 0 finds holds for all of them."""
