@@ -18,7 +18,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import errno
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +27,7 @@ import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from adaptive_span_jax import display, hosts, sealed, sharding, storage, strict_json
+from adaptive_span_jax import display, hosts, retention, sealed, sharding, storage, strict_json
 from adaptive_span_jax.config import CheckpointConfig
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.model import Params
@@ -79,15 +78,11 @@ class Checkpoints:
     @property
     def kept(self) -> str:
         """Which checkpoint a run that ends now can be resumed from."""
-        return (
-            "there is no checkpoint yet"
-            if self._safe is None
-            else f"the newest checkpoint is that of step {self._safe:,}"
-        )
+        return f"the newest checkpoint is that of step {self._safe:,}" if self._safe else "there is no checkpoint yet"
 
     def choose(self, which: str) -> int:
         """The step of the checkpoint that a user names: latest, best (on dev) or a number."""
-        steps, best = sealed.sealed_steps(self._directory), self._best(self._dev_bits())
+        steps, best = sealed.sealed_steps(self._directory), retention.best(self._described())
         named = {"latest": self.newest, "best": lambda: best}
         step = named[which]() if which in named else int(which) if which.isdecimal() else None
         if step is None or step not in steps:
@@ -98,7 +93,8 @@ class Checkpoints:
         return step
 
     def set_damaged_aside(self) -> None:
-        """Moves what is damaged or unfinished out of the way; only for the one process that may write here."""
+        """Moves damaged checkpoints out of the way and deletes unfinished ones, which nobody was told are saved; only
+        for the one process that may write here."""
         if not hosts.is_first() or not self._directory.is_dir():
             return
         sealed.finish_deleting(self._directory)
@@ -113,9 +109,15 @@ class Checkpoints:
         for step in damaged:
             display.say(f"it is set aside: {sealed.set_aside(self._directory / str(step))}")
         for folder in sealed.leftovers(self._directory):
-            display.say(
-                f"{folder.name} was being written when a process was killed; set aside: {sealed.set_aside(folder)}"
-            )
+            sealed.discard(folder)
+            display.say(f"{folder.name} was never reported as saved: a process was killed while writing it; deleted")
+
+    def thin_out(self) -> None:
+        """Deletes what is no longer kept; the newest must be known to be whole."""
+        if hosts.is_first():
+            steps = sealed.sealed_steps(self._directory)
+            for step in retention.superseded(steps, self._described(), self._config.keep):
+                sealed.delete(self._directory, step)
 
     def describe(self, step: int) -> Saved:
         """What was written beside the arrays of a checkpoint."""
@@ -148,10 +150,13 @@ class Checkpoints:
         """Whether a step is one to save after."""
         return self._times.due(step, newest=self._step or 0)
 
-    def save(self, state: TrainState, about: Saved, logs: storage.Staged | None = None) -> None:
+    def save(
+        self, state: TrainState, about: Saved, logs: storage.Staged | None = None, check_older: bool = True
+    ) -> None:
         """Starts saving; the state may be given away at once. Does nothing if this step was the last to be saved.
 
-        `logs` are stored before: a run goes on with the lines up to its checkpoint.
+        `logs` are stored before: a run is resumed with the lines up to its checkpoint. `check_older`: then see
+        that the checkpoint before is still whole, which takes as long as reading it.
         """
         self._wait()
         step = about.step
@@ -171,7 +176,7 @@ class Checkpoints:
         except Exception as error:
             self._fail(step, error)
         else:
-            self._pending = self._worker.submit(self._finish, response, step, logs)
+            self._pending = self._worker.submit(self._finish, response, step, logs, check_older)
 
     def check(self, step: int) -> None:
         """Before a step: waits for what is being saved if a kill could otherwise cost more than the config's interval.
@@ -195,7 +200,7 @@ class Checkpoints:
             pending, self._pending = self._pending, None
             pending.result()
 
-    def _finish(self, response: Any, step: int, logs: storage.Staged | None) -> None:
+    def _finish(self, response: Any, step: int, logs: storage.Staged | None, check_older: bool) -> None:
         """In the background: waits until all is written, seals it, deletes what is no longer kept."""
         try:
             response.result()
@@ -213,9 +218,11 @@ class Checkpoints:
         if hosts.is_first():
             display.say(f"step {step:,} is saved")
             try:
-                self._thin_out()
+                if check_older and self._config.keep > 1:
+                    retention.check_fallback(self._directory, step)
+                self.thin_out()
             except Exception as error:
-                display.say(f"warning: checkpoints that are no longer kept could not be deleted ({_reason(error)})")
+                display.say(f"warning: older checkpoints could not be checked or deleted ({_reason(error)})")
 
     def _fail(self, step: int, error: Exception) -> None:
         safe = "there is none yet" if self._safe is None else f"that of step {self._safe:,} is safe"
@@ -251,25 +258,13 @@ class Checkpoints:
                 for folder in sealed.leftovers(self._directory):
                     sealed.discard(folder, as_far_as_possible=True)
 
-    def _thin_out(self) -> None:
-        """Keeps the newest few and the best."""
-        steps, bits = sealed.sealed_steps(self._directory), self._dev_bits()
-        for step in bits:
-            if step not in (*steps[-self._config.keep :], self._best(bits)):
-                sealed.delete(self._directory, step)
-
-    def _dev_bits(self) -> dict[int, float | None]:
-        """The dev bits of every checkpoint that can be read; others, perhaps damaged, are not for us to judge."""
-        bits = {}
+    def _described(self) -> dict[int, Saved]:
+        """Every checkpoint that can be read; others, perhaps damaged, are not for us to judge."""
+        found = {}
         for step in sealed.sealed_steps(self._directory):
             with contextlib.suppress(Exception):
-                bits[step] = self.describe(step).dev_bits
-        return bits
-
-    @staticmethod
-    def _best(bits: dict[int, float | None]) -> int | None:
-        scored = {step: found for step, found in bits.items() if found is not None and math.isfinite(found)}
-        return min(scored, key=lambda step: scored[step], default=None)
+                found[step] = self.describe(step)
+        return found
 
     def _find_newest(self) -> int | None:
         for step in reversed(sealed.sealed_steps(self._directory)):

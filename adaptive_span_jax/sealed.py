@@ -1,9 +1,10 @@
 """Folders that are whole or not there: written under another name, hashed, pushed to the disk, and only then renamed.
 
     1000               sealed. SHA256SUMS in it lists every file; `cd 1000 && sha256sum -c SHA256SUMS` checks it by hand
-    1200.unfinished    being written, or left by a process that was killed: nobody was told that it is saved
+    1200.unfinished    being written, or left by a process that was killed: never reported as saved, so deleted at the
+                       next start
     800.deleting       being deleted, or left by a process that was killed while deleting
-    damaged/1000       set aside by a later process that found it damaged or unfinished; never deleted by us
+    damaged/1000       was sealed and later found damaged, so set aside; never deleted by us
 
 A rename is all or nothing, so a kill at any moment leaves a folder under one of these names and never a sealed one that
 is incomplete. What changes on the disk afterwards, a flipped bit or a lost file, shows in the hashes.
@@ -51,7 +52,7 @@ def begin(directory: Path, step: int) -> None:
     if step in sealed_steps(directory):
         raise FileExistsError(f"{directory / str(step)} is there already")
     (directory / f"{step}{_UNFINISHED}").write_bytes(b"")
-    # The last request of a process that was killed may have been carried out after its folder was set aside.
+    # The last request of a process that was killed may have been carried out after its folder was deleted.
     storage.delete(directory / str(step))
 
 

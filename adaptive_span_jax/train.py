@@ -75,6 +75,7 @@ def _train(config: Config, directory: Path, command: str) -> int:
 
     with Interrupt(hosts.Agreement(mesh)) as interrupt, checkpoints:
         if saved.step:
+            checkpoints.thin_out()  # again: a process may have been killed between a save and this
             state = checkpoints.restore(saved.step, abstract)
         else:
             state = create_state(config, len(corpus.vocabulary), optimizer, mesh)
@@ -178,7 +179,8 @@ def _train(config: Config, directory: Path, command: str) -> int:
 
         finite = not bad_steps.in_a_row and (dev is None or dev.is_finite)
         if finite:
-            checkpoints.save(state, about(), log.staged)
+            # Whoever sends a signal may not wait for long.
+            checkpoints.save(state, about(), log.staged, check_older=interrupt.signal is None)
         checkpoints.finish()
         log.close()
         seconds = about().seconds

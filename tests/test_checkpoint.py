@@ -180,6 +180,7 @@ def test_damage_is_named_and_set_aside_and_the_one_before_is_used(tmp_path, stat
         damaged = max((path for path in damaged.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     flip(damaged, place=damaged.stat().st_size // 2)
     (tmp_path / "5.unfinished.orbax-checkpoint-tmp").mkdir()
+    (tmp_path / "5.unfinished.orbax-checkpoint-tmp" / "half").write_bytes(b"x")
 
     reader = Checkpoints(tmp_path, config)
     assert reader.newest() == 3
@@ -192,11 +193,11 @@ def test_damage_is_named_and_set_aside_and_the_one_before_is_used(tmp_path, stat
     writer.set_damaged_aside()
     assert writer.newest() == 3
     assert names(tmp_path) == ["3", "damaged"]
-    assert names(tmp_path / "damaged") == ["4", "5.unfinished.orbax-checkpoint-tmp"]
+    assert names(tmp_path / "damaged") == ["4"], "never reported as saved, so deleted"
     printed = capsys.readouterr().out
     assert f"the checkpoint of step 4 is damaged: {file}" in printed
     assert f"set aside: {tmp_path}/damaged/4" in printed
-    assert f"set aside: {tmp_path}/damaged/5.unfinished" in printed
+    assert "5.unfinished.orbax-checkpoint-tmp was never reported as saved" in printed
     save(writer, state, 4)
     assert Checkpoints(tmp_path, config).newest() == 4
 
@@ -209,6 +210,60 @@ def test_a_run_with_only_damaged_checkpoints_is_not_started_over(tmp_path, state
     with pytest.raises(UserError, match="only damaged checkpoints"):
         again.set_damaged_aside()
     assert names(tmp_path) == ["3"]
+
+
+def test_an_unfinished_folder_is_not_deleted_while_all_others_are_damaged(tmp_path, state):
+    """Nothing is changed before the user has decided."""
+    save(Checkpoints(tmp_path, tiny_config().checkpoint), state, 3)
+    (tmp_path / "3" / sealed.SUMS).unlink()
+    (tmp_path / "4.unfinished").mkdir()
+    with pytest.raises(UserError, match="only damaged checkpoints"):
+        Checkpoints(tmp_path, tiny_config().checkpoint).set_damaged_aside()
+    assert names(tmp_path) == ["3", "4.unfinished"]
+
+
+def test_a_fallback_that_was_damaged_meanwhile_is_found_at_the_next_save(tmp_path, state, capsys):
+    """Otherwise it would count as kept, and the last whole one besides the newest would be deleted."""
+    checkpoints = Checkpoints(tmp_path, dataclasses.replace(tiny_config().checkpoint, keep=2))
+    for number in (1, 2):
+        save(checkpoints, state, number)
+    flip(tmp_path / "2" / "_CHECKPOINT_METADATA", place=5)
+    capsys.readouterr()
+    save(checkpoints, state, 3)
+    assert names(tmp_path) == ["1", "3", "damaged"]
+    assert names(tmp_path / "damaged") == ["2"]
+    printed = capsys.readouterr().out
+    assert "warning: the checkpoint of step 2 is damaged: _CHECKPOINT_METADATA is not what was written" in printed
+    assert f"it is set aside: {tmp_path}/damaged/2" in printed
+    # The older one is looked at, too, when it becomes the fallback.
+    flip(tmp_path / "1" / "_CHECKPOINT_METADATA", place=5)
+    flip(tmp_path / "3" / "_CHECKPOINT_METADATA", place=5)
+    save(checkpoints, state, 4)
+    assert names(tmp_path) == ["4", "damaged"]
+    assert names(tmp_path / "damaged") == ["1", "2", "3"]
+    assert Checkpoints(tmp_path, tiny_config().checkpoint).newest() == 4
+
+
+def test_what_is_no_longer_kept_is_deleted_at_the_next_start_too(tmp_path, state):
+    """However often a process is killed right after a save, checkpoints do not pile up."""
+    for number in (1, 2, 3, 4):
+        save(Checkpoints(tmp_path, dataclasses.replace(tiny_config().checkpoint, keep=9)), state, number)
+    again = Checkpoints(tmp_path, dataclasses.replace(tiny_config().checkpoint, keep=2))
+    again.set_damaged_aside()
+    assert names(tmp_path) == ["1", "2", "3", "4"], "a run that may be refused deletes nothing"
+    assert again.newest() == 4
+    again.thin_out()
+    assert names(tmp_path) == ["3", "4"]
+
+
+def test_a_hurried_save_checks_no_other(tmp_path, state):
+    """A process that was told to end has little time."""
+    checkpoints = Checkpoints(tmp_path, dataclasses.replace(tiny_config().checkpoint, keep=2))
+    save(checkpoints, state, 1)
+    flip(tmp_path / "1" / "_CHECKPOINT_METADATA", place=5)
+    checkpoints.save(state, dataclasses.replace(ABOUT, step=2), check_older=False)
+    checkpoints.finish()
+    assert names(tmp_path) == ["1", "2"]
 
 
 @pytest.fixture

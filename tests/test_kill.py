@@ -155,7 +155,7 @@ def kill_and_compare(directory: Path, fields: dict[str, Any], kills: int, seed: 
     assert undisturbed.printed.count("is saved") >= steps // BETWEEN_SAVES
 
     workdir, checkpoints = directory / "killed", directory / "killed" / "checkpoints"
-    reported, reached, half_written, starts = 0, 0, set(), []
+    reported, reached, half_written, starts, most = 0, 0, 0, [], 0
     for number in range(kills):
         life = Life(workdir, cache, fields)
         if number % 5 == 4:
@@ -168,7 +168,8 @@ def kill_and_compare(directory: Path, fields: dict[str, Any], kills: int, seed: 
             time.sleep(chance.uniform(0, 0.05))
         code = life.end(signal.SIGKILL)
         assert code == -signal.SIGKILL, f"ended by itself with {code}: {life.printed}"
-        half_written |= {folder.stat().st_ino for folder in sealed.leftovers(checkpoints)}
+        half_written += len(sealed.leftovers(checkpoints))
+        most = max(most, len(list(checkpoints.iterdir())) if checkpoints.is_dir() else 0)
         _check_start(life, reported, reached)
         starts += [life.started_at] if life.started_at else []
         reported, reached = max(reported, life.reported), max(reached, life.reached)
@@ -178,8 +179,10 @@ def kill_and_compare(directory: Path, fields: dict[str, Any], kills: int, seed: 
     _check_start(last, reported, reached)
     starts.append(last.started_at)
     assert half_written, "no kill fell into a save"
-    assert {folder.stat().st_ino for folder in (checkpoints / sealed.DAMAGED).iterdir()} == half_written
     assert not sealed.leftovers(checkpoints)
+    assert not (checkpoints / sealed.DAMAGED).exists(), "nothing that was saved is damaged"
+    # However often it was killed: the two kept, one more before thinning or being deleted, one being written.
+    assert most <= 4
 
     (arrays, about), (killed_arrays, killed_about) = (
         last_state(directory / name, steps) for name in ("whole", "killed")

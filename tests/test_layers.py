@@ -38,6 +38,7 @@ NUMPY_ONLY = {
     "flag_errors.py",
     "lock.py",
     "save_times.py",
+    "retention.py",
     "saved.py",
     "sealed.py",
     "storage.py",
@@ -62,7 +63,7 @@ FLOW = [
     ),
     *("attention", "linear", "layer", "model"),
     *("loss", "optimizer", "train_state", "step", "head_reach", "key_value_cache", "finished_model", "score", "sealed"),
-    *("saved", "save_times", "hosts"),
+    *("saved", "retention", "save_times", "hosts"),
     *("checkpoint", "workdir", "pretrained", "machine", "roofline", "plan", "doctor", "sampling", "trained_model"),
     *("health", "observation", "report", "train", "evaluate", "generate", "compress"),
 ]

@@ -1,0 +1,37 @@
+"""Which checkpoints are kept: the newest few that are whole, and the one with the best dev bits."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from adaptive_span_jax import display, sealed, storage
+from adaptive_span_jax.saved import Saved
+
+
+def best(described: Mapping[int, Saved]) -> int | None:
+    """The step with the best dev bits, if any was evaluated."""
+    scored = {step: saved.dev_bits for step, saved in described.items() if saved.dev_bits is not None}
+    scored = {step: bits for step, bits in scored.items() if math.isfinite(bits)}
+    return min(scored, key=lambda step: scored[step], default=None)
+
+
+def superseded(steps: Sequence[int], described: Mapping[int, Saved], keep: int) -> list[int]:
+    """The steps that are no longer kept. Those that cannot be described, perhaps damaged, are not among them."""
+    kept = {*steps[-keep:], best(described)}
+    return [step for step in described if step not in kept]
+
+
+def check_fallback(directory: Path, newest: int) -> None:
+    """Reads the checkpoint before `newest` again and compares its checksums; a damaged one is set aside, and the one
+    before it is checked instead. What is set aside does not count as kept.
+
+    Not in a bucket: the service compares checksums of its own, and reading means downloading all of it.
+    """
+    if storage.in_bucket(directory):
+        return
+    for step in reversed([step for step in sealed.sealed_steps(directory) if step < newest]):
+        damage = sealed.find_damage(directory / str(step))
+        if damage is None:
+            return
+        aside = sealed.set_aside(directory / str(step))
+        display.say(f"warning: the checkpoint of step {step:,} is damaged: {damage}; it is set aside: {aside}")
