@@ -80,10 +80,11 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateConfig:
-    """When and on how many streams the model is evaluated."""
+    """When, on how many streams and on how much of dev the model is evaluated."""
 
     streams: int
     every_steps: int
+    max_tokens: int = 0  # configs in older checkpoints do not have it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,10 +171,13 @@ def _build(cls: type, fields: Any, path: str) -> Any:
     for name in fields:
         if name not in types:
             raise UserError(f"{path}.{name} is not a known field; {path} has {', '.join(sorted(types))}")
+    optional = {field.name for field in dataclasses.fields(cls) if field.default is not dataclasses.MISSING}
     for name in types:
-        if name not in fields:
+        if name not in fields and name not in optional:
             raise UserError(f"{path}.{name} is missing; start the config from configs/base.py, which sets every field")
-    return cls(**{name: _convert(type_, fields[name], f"{path}.{name}") for name, type_ in types.items()})
+    return cls(
+        **{name: _convert(type_, fields[name], f"{path}.{name}") for name, type_ in types.items() if name in fields}
+    )
 
 
 def _convert(type_: Any, value: Any, path: str) -> Any:
@@ -251,6 +255,12 @@ def _rules(c: Config) -> list[tuple[str, Any, str, bool]]:
         ("mesh.fsdp", c.mesh.fsdp, positive, c.mesh.fsdp >= 1),
         ("evaluate.streams", c.evaluate.streams, positive, c.evaluate.streams >= 1),
         ("evaluate.every_steps", c.evaluate.every_steps, positive, c.evaluate.every_steps >= 1),
+        (
+            "evaluate.max_tokens",
+            c.evaluate.max_tokens,
+            "it must be 0 (all of dev) or at least 2, because the first token is not scored",
+            c.evaluate.max_tokens == 0 or c.evaluate.max_tokens >= 2,
+        ),
         ("generate.length", c.generate.length, positive, c.generate.length >= 1),
         ("generate.samples", c.generate.samples, positive, c.generate.samples >= 1),
         (

@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+_LINE_EVERY_SECONDS = 30  # of long work, where there is no terminal
+
 console = Console(highlight=False, soft_wrap=True)
 
 
@@ -79,10 +81,20 @@ class TrainingProgress:
 
 @contextmanager
 def share_done(title: str) -> Iterator[Callable[[float], None]]:
-    """A progress bar for work whose done share is reported; without a terminal only its title is printed."""
+    """A progress bar for work whose done share is reported; without a terminal its title, and a line now and then."""
     if not console.is_terminal:
         say(f"{title} …")
-        yield lambda share: None
+        started = said = time.monotonic()
+
+        def show(share: float) -> None:
+            nonlocal said
+            now = time.monotonic()
+            if now - said >= _LINE_EVERY_SECONDS and 0 < share < 1:
+                said = now
+                left = (now - started) * (1 - share) / share
+                say(f"{title}: {int(100 * share)} %, {duration(left)} left")
+
+        yield show
         return
     with Progress(
         TextColumn(title), BarColumn(), TextColumn("{task.percentage:.0f} %"), console=console, transient=True

@@ -9,9 +9,16 @@ from adaptive_span_jax.saved import Saved
 
 
 def best(described: Mapping[int, Saved]) -> int | None:
-    """The step with the best dev bits, if any was evaluated."""
-    scored = {step: saved.dev_bits for step, saved in described.items() if saved.dev_bits is not None}
-    scored = {step: bits for step, bits in scored.items() if math.isfinite(bits)}
+    """The step with the best dev bits, if any was evaluated.
+
+    Bits on the first tokens of dev cannot be compared with bits on all of it, so only those count that were evaluated
+    on as many tokens (config.evaluate.max_tokens) as the newest. Within one run that is all of them, unless the field
+    was changed on resuming: also at the last step, what is written beside the checkpoint is on the first tokens.
+    """
+    found = {step: saved for step, saved in described.items() if saved.dev_bits is not None}
+    limits = {step: saved.config.get("evaluate", {}).get("max_tokens", 0) for step, saved in found.items()}
+    same = [step for step in found if limits[step] == limits[max(found)]]
+    scored = {step: bits for step in same if (bits := found[step].dev_bits) is not None and math.isfinite(bits)}
     return min(scored, key=lambda step: scored[step], default=None)
 
 

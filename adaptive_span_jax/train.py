@@ -121,6 +121,10 @@ def _train(config: Config, directory: Path, command: str) -> int:
                 except Interrupted:
                     return None
 
+        # The same tokens every time, also at the last step: bits in the log and beside checkpoints can be compared.
+        watched, part = corpus.dev[: config.evaluate.max_tokens or None], "dev"
+        if watched.size < corpus.dev.size:
+            part = f"the first {watched.size:,} tokens of dev"
         dev = None
         with display.TrainingProgress(saved.step, config.train.steps, config.log.every_steps) as progress:
 
@@ -165,11 +169,11 @@ def _train(config: Config, directory: Path, command: str) -> int:
                     running = None
                 if evaluating:
                     paused = time.perf_counter()
-                    dev = evaluate(corpus.dev, "dev")
+                    dev = evaluate(watched, part)
                     window.pause(time.perf_counter() - paused)
                     if dev:
                         log.write(number, {"dev_bits": dev.bits})
-                        display.say(f"step {number:,}: {dev.bits:.3f} bits per {corpus.unit} on dev")
+                        display.say(f"step {number:,}: {dev.bits:.3f} bits per {corpus.unit} on {part}")
                         _show_health(config, log, number)
                 # Not while steps or scores are non-finite: the checkpoints from before are the ones worth keeping.
                 if (saving or dev) and metrics.good and (dev is None or dev.is_finite):
@@ -189,7 +193,10 @@ def _train(config: Config, directory: Path, command: str) -> int:
             display.say(f"Stopped. Step {reached:,} is {saved_or_not}; to resume: {command}")
             return interrupt.exit_code
         bad_steps.check_end(reached, checkpoints.kept)
-        dev = dev or evaluate(corpus.dev, "dev")
+        if dev:
+            bad_steps.check_score(part, reached, dev.is_finite, checkpoints.kept)
+        if dev is None or watched.size < corpus.dev.size:
+            dev = evaluate(corpus.dev, "dev")
         if dev:
             bad_steps.check_score("dev", reached, dev.is_finite, checkpoints.kept)
         test = evaluate(corpus.test, "test")

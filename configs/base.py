@@ -59,6 +59,9 @@ def get_config() -> ConfigDict:
     config.evaluate = ConfigDict()
     config.evaluate.streams = 8  # parallel streams of the evaluation, each starting from empty memory
     config.evaluate.every_steps = 2746  # dev evaluation during training; the default is one epoch of enwik8
+    config.evaluate.max_tokens = (
+        0  # of dev, the first ones, in evaluations during training; 0: all. The result is of all
+    )
 
     config.generate = ConfigDict()
     config.generate.length = 500  # symbols that are added to the prompt

@@ -134,6 +134,18 @@ def test_newest_and_best_are_kept(tmp_path, state):
     assert names(tmp_path) == ["6", "7"]
 
 
+def test_the_best_is_the_best_of_those_evaluated_on_the_same_tokens(tmp_path, state):
+    """The start of dev may be easier than the rest: its bits say nothing beside those of all of dev."""
+    checkpoints = Checkpoints(tmp_path, dataclasses.replace(tiny_config().checkpoint, keep=9))
+    for number, bits, limit in ((1, 1.0, 500), (2, 2.5, 0), (3, 2.0, 0), (4, 2.2, 0), (5, None, 500)):
+        save(checkpoints, state, number, dev_bits=bits, config={"evaluate": {"max_tokens": limit}})
+    assert checkpoints.choose("best") == 3
+    save(checkpoints, state, 6, dev_bits=1.5, config={"evaluate": {"max_tokens": 500}})
+    assert checkpoints.choose("best") == 1
+    save(checkpoints, state, 7, dev_bits=2.1, config={"evaluate": {}})
+    assert checkpoints.choose("best") == 3, "written before there was a limit"
+
+
 def test_another_number_of_devices_goes_on_with_the_same_training(tmp_path):
     """8 → 2 → 1 → 8 devices, shared out differently, memory and position included, beside one run on 8."""
     config = tiny_config(model={"dropout": 0.2, "attention": "plain"}, train={"batch_size": 8, "segment": 13})

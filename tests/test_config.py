@@ -34,7 +34,20 @@ def parameters(config: Config) -> int:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_config_is_valid(name):
-    load(name)
+    assert load(name).evaluate.max_tokens == 0, "all of dev"
+
+
+def test_a_config_from_before_a_field_was_added_is_read():
+    """Checkpoints hold the config of their time."""
+    fields = tiny_fields().to_dict()
+    del fields["evaluate"]["max_tokens"]
+    assert Config.from_dict(fields).evaluate.max_tokens == 0
+
+
+@pytest.mark.parametrize("tokens", [-1, 1])
+def test_an_evaluation_has_at_least_one_token_to_score(tokens):
+    with pytest.raises(UserError, match=f"config.evaluate.max_tokens is {tokens}; it must be 0"):
+        Config.from_dict(tiny_fields(evaluate={"max_tokens": tokens}).to_dict())
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

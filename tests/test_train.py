@@ -16,6 +16,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from adaptive_span_jax import corpus, evaluate, peak, report, sealed, sharding, step, train
 from adaptive_span_jax.checkpoint import Checkpoints
 from adaptive_span_jax.errors import UserError
+from adaptive_span_jax.metrics import read_lines
 from adaptive_span_jax.optimizer import make_optimizer
 from adaptive_span_jax.segments import Position, Streams
 from adaptive_span_jax.train_state import abstract_state, create_state
@@ -132,6 +133,25 @@ def test_workdir_holds_what_is_promised(tmp_path, capsys, monkeypatch):
     assert_allclose(found["dev_exact"]["bits"], result["dev_bits"], rtol=1e-6)
     assert found["dev_exact"]["tokens"] == 999
     assert_allclose(found["dev_exact"]["bits"], found["dev_published"]["bits"], rtol=0.05)
+
+
+def test_evaluations_while_training_can_be_shorter_but_the_result_is_of_all_of_dev(tmp_path, capsys):
+    fields: Any = {"train": {"steps": 4}, "model": QUICK}
+    assert train.train(tiny_config(evaluate={"every_steps": 2, "max_tokens": 300}, **fields), tmp_path / "a", "") == 0
+    printed = capsys.readouterr().out
+    assert train.train(tiny_config(evaluate={"every_steps": 2}, **fields), tmp_path / "b", "") == 0
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("a", "b")]
+    assert results[0]["dev_tokens"] == 999
+    assert results[0] | {"seconds": 0} == results[1] | {"seconds": 0}
+    logs = [read_lines(tmp_path / name / "metrics.jsonl") for name in ("a", "b")]
+    some, all_of_it = ([line["dev_bits"] for line in log if "dev_bits" in line] for log in logs)
+    assert len(some) == len(all_of_it) == 2
+    assert all_of_it[-1] == results[0]["dev_bits"]
+    assert not set(some) & set(all_of_it)
+    assert f"step 4: {some[-1]:.3f} bits per byte on the first 300 tokens of dev" in printed
+    # What checkpoints are compared by is on the same tokens, also in the last one.
+    checkpoints = Checkpoints(tmp_path / "a" / "checkpoints", tiny_config().checkpoint)
+    assert [checkpoints.describe(number).dev_bits for number in (2, 4)] == some
 
 
 def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path, capsys):
