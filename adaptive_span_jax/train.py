@@ -193,7 +193,7 @@ def _train(config: Config, directory: Path, command: str) -> int:
     params = hosts.gathered(state.params)
     if hosts.is_first():
         result.write_result(directory, finished)
-        report.write_report(config, directory, corpus, params, config.train.steps)
+        report.write_report(config, directory, corpus, params, config.train.steps, dev.z_LH)
     result.show_result(directory, finished, command)
     return 0
 
@@ -205,10 +205,10 @@ def _describe(config: Config, corpus: Corpus, window: Window, recent: deque[floa
     bits = loss.bits(sum(finite) / len(finite)) if finite else math.nan
     tokens = config.train.batch_size * config.train.segment / window.seconds_per_step
     average = span.average_span(z_LH, config.span.ramp, config.span.limit)
-    longest = span.longest_span(z_LH, config.span.ramp, config.span.limit)
+    longest = span.head_spans(z_LH, config.span.ramp, config.span.limit).max()
     return (
         f"{bits:.3f} bits per {corpus.unit}  {tokens:,.0f} tokens/s  "
-        f"span {average:.0f} on average, {longest:.0f} longest"
+        f"span {average:.1f} on average, {longest:.1f} longest"
     )
 
 
@@ -224,7 +224,7 @@ def _log(
         "penalty_nats": float(metrics.penalty_nats),
         "learning_rate": float(metrics.learning_rate),
         "average_span": average,
-        "longest_span": float(span.longest_span(z_LH, ramp, limit)),
+        "longest_span": float(span.head_spans(z_LH, ramp, limit).max()),
         "bad_steps": bad_steps,
         "far_tiles": float(metrics.cost.far_tiles),
         "multiply_adds_per_token": float(metrics.cost.executed),

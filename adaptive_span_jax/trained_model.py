@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from adaptive_span_jax import corpus, head_reach, loss, model, sharding, storage
+from adaptive_span_jax import corpus, head_reach, loss, model, sharding, span, storage
 from adaptive_span_jax.checkpoint import Checkpoints, Saved
 from adaptive_span_jax.config import CheckpointConfig, Config
 from adaptive_span_jax.errors import UserError
@@ -96,29 +96,32 @@ class TrainedModel:
         """log p of every symbol but the first, given all before it, in nats. Memory is empty where the text begins."""
         ids = self.encode(text)
         found = [logprob_T for logprob_T, _ in self._scored_chunks(ids)]
-        return np.concatenate(found)[: ids.size - 1] if found else np.zeros(0, np.float32)
+        return np.concatenate(found) if found else np.zeros(0, np.float32)
 
     def spans(self, text: bytes | str = b"") -> np.ndarray:
         """Each head's span in positions, ramp included, [layers, heads]; dynamic spans: the average over a text."""
         if self.config.span.kind == "dynamic":
             ids = self.encode(text)
-            if ids.size < CHUNK:
-                raise UserError(f"dynamic spans depend on the text: give spans() one of at least {CHUNK} symbols")
-            whole = ids[: ids.size // CHUNK * CHUNK]
-            z_LH = np.mean([z_LH for _, z_LH in self._scored_chunks(whole)], axis=0)
+            if ids.size < 2:
+                raise UserError("dynamic spans depend on the text: give spans() one of at least 2 symbols")
+            logprobs, z_NLH = zip(*self._scored_chunks(ids), strict=True)
+            # As an evaluation averages: over the tokens that predict another one.
+            z_LH = np.average(z_NLH, axis=0, weights=[logprob_T.size for logprob_T in logprobs])
         else:
             z_LH = self._z_LH
-        return np.minimum(z_LH + self.config.span.ramp, self.config.span.limit)
+        return span.head_spans(z_LH, self.config.span.ramp, self.config.span.limit)
 
     def _scored_chunks(self, ids: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For every chunk the log-probabilities of its targets, the last of which may be padding, and z_LH."""
-        padded = np.pad(ids.astype(np.int32), (0, -ids.size % CHUNK + 1))
+        """For every chunk the log-probabilities of its targets and z_LH, averaged over the tokens before them."""
+        targets = max(ids.size - 1, 0)
+        padded = np.pad(ids.astype(np.int32), (0, -targets % CHUNK))
         found, cache = [], self.finished.empty_cache(1, self._mesh)
-        for start in range(0, ids.size, CHUNK):
-            part_1T = padded[None, start : start + CHUNK + 1]
-            scored, cache = self._score(self.finished.weights, part_1T[:, :-1], part_1T[:, 1:], cache)
+        for start in range(0, targets, CHUNK):
+            part_1T, scored_1T = padded[None, start : start + CHUNK + 1], (np.arange(CHUNK) < targets - start)[None]
+            scored, cache = self._score(self.finished.weights, part_1T[:, :-1], part_1T[:, 1:], scored_1T, cache)
             found.append(scored)
-        return jax.device_get(found)
+        found = jax.device_get(found)
+        return [(logprob_T[: targets - CHUNK * number], z_LH) for number, (logprob_T, z_LH) in enumerate(found)]
 
     def generate(
         self,
@@ -208,8 +211,10 @@ class TrainedModel:
 
     @functools.cached_property
     def _score(self) -> Callable:
-        def score(weights: Params, tokens_BT: jax.Array, targets_BT: jax.Array, cache: KeyValueCache) -> Any:
-            logits_BTV, cache, z_LBTH = self.finished.read(weights, tokens_BT, cache)
-            return (-loss.nats_BT(logits_BTV, targets_BT)[0], z_LBTH.mean(axis=(1, 2))), cache
+        def score(
+            weights: Params, tokens_1T: jax.Array, targets_1T: jax.Array, scored_1T: jax.Array, cache: KeyValueCache
+        ) -> Any:
+            logits_1TV, cache, z_L1TH = self.finished.read(weights, tokens_1T, cache)
+            return (-loss.nats_BT(logits_1TV, targets_1T)[0], span.mean_z(z_L1TH, scored_1T)), cache
 
-        return jax.jit(score, donate_argnums=3, out_shardings=(None, self._placed.cache))
+        return jax.jit(score, donate_argnums=4, out_shardings=(None, self._placed.cache))
