@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from adaptive_span_jax import (
     STARTED,
+    capacity,
     display,
     doctor,
     health,
@@ -36,7 +37,7 @@ from adaptive_span_jax.interrupt import Interrupt, Interrupted
 from adaptive_span_jax.metrics import MetricsLog, Window
 from adaptive_span_jax.optimizer import make_optimizer, make_schedule
 from adaptive_span_jax.pretrained import load_pretrained
-from adaptive_span_jax.score import Score, score
+from adaptive_span_jax.score import Score, check_streams, score
 from adaptive_span_jax.segments import Position, Streams
 from adaptive_span_jax.train_state import TrainState, abstract_state, create_state
 
@@ -57,6 +58,9 @@ def _train(config: Config, directory: Path, command: str) -> int:
     streams = Streams(corpus.train, config.train.batch_size, config.train.segment, config.seed)
     optimizer = make_optimizer(config.train)
     abstract = abstract_state(config, len(corpus.vocabulary), optimizer, mesh)
+    for name, ids in (("dev", corpus.dev), ("test", corpus.test)):
+        check_streams(config, ids, "exact", name)
+    capacity.check_training(config, abstract, mesh)
     workdir.check_space(directory, sharding.total_bytes(abstract), config.checkpoint.keep)
 
     checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint, hosts.Agreement(mesh))

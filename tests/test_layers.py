@@ -48,7 +48,8 @@ NUMPY_ONLY = {
 FLOW = [
     *("errors", "storage", "config", "corpus", "segments", "dropout", "memory", "sharding", "cpu", "span"),
     *("attention", "linear", "layer", "model"),
-    *("loss", "optimizer", "train_state", "step", "head_reach", "key_value_cache", "finished_model", "score", "sealed"),
+    *("loss", "optimizer", "train_state", "step", "head_reach", "key_value_cache", "finished_model"),
+    *("capacity", "score", "sealed"),
     *("saved", "save_times", "hosts"),
     *("checkpoint", "workdir", "pretrained", "machine", "roofline", "plan", "doctor", "sampling", "trained_model"),
     *("health", "observation", "report", "train", "evaluate", "generate", "compress"),
