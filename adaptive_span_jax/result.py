@@ -61,7 +61,7 @@ def show_result(workdir: Path, result: dict[str, Any], command: str) -> None:
             f"dev bits per {unit}": f"{result['dev_bits']:.3f}   ({result['dev_tokens']:,} tokens scored)",
             f"test bits per {unit}": f"{result['test_bits']:.3f}   ({result['test_tokens']:,} tokens scored)",
             "order-2 entropy": f"{result['order2_bits']:.3f} bits per {unit} of the training text, to compare with",
-            "average span": f"{result['average_span']:.1f} positions",
+            "average span": f"{result['average_span']:.1f} positions, each layer's mean rounded up as published",
             "spans of heads": f"{result['shortest_span']:.1f} to {result['longest_span']:.1f} positions",
             "FLOPS per token": f"{result['flops_per_token'] / 1e6:.2f} million multiply-adds, in the paper's counting",
             "training time": f"{duration(result['seconds'])}, {result['steps']:,} steps",
