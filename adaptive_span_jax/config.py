@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
+import numbers
 import typing
 from collections.abc import Mapping
 from typing import Any
 
 from adaptive_span_jax import strict_json
-from adaptive_span_jax.errors import UserError
+from adaptive_span_jax.errors import UserError, UserTypeError
 
 SPAN_KINDS = ("fixed", "adaptive", "dynamic")
 SOURCES = ("enwik8", "text8", "files", "stdlib")
@@ -98,6 +99,12 @@ class GenerateConfig:
     top_p: float
     seed: int
 
+    @classmethod
+    def from_arguments(cls, **arguments: Any) -> "GenerateConfig":
+        """The arguments of a Python call, held to the rules of the config; errors name the argument."""
+        _check(_generate_rules(how := _build(cls, arguments, "")), "")
+        return how
+
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
@@ -133,14 +140,12 @@ class Config:
     log: LogConfig
 
     def __post_init__(self) -> None:
-        for field, value, allowed, holds in _rules(self):
-            if not holds:
-                raise UserError(f"config.{field} is {value!r}; {allowed}")
+        _check(_rules(self), "config.")
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "Config":
         """Builds and checks a Config from nested mappings, e.g. an `ml_collections.ConfigDict`."""
-        return _build(cls, fields, "config")
+        return _build(cls, fields, "config.")
 
     def to_json(self) -> str:
         """The config as indented JSON, as written to `config.json`."""
@@ -164,40 +169,65 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "c
     return lines
 
 
-def _build(cls: type, fields: Any, path: str) -> Any:
+def _build(cls: type, fields: Any, prefix: str) -> Any:
+    group = prefix.removesuffix(".")
     if not isinstance(fields, Mapping):
-        raise UserError(f"{path} is {fields!r}; it must be a group of fields like the one in configs/base.py")
+        raise UserError(f"{group} is {fields!r}; it must be a group of fields like the one in configs/base.py")
     types = typing.get_type_hints(cls)
     for name in fields:
         if name not in types:
-            raise UserError(f"{path}.{name} is not a known field; {path} has {', '.join(sorted(types))}")
+            raise UserError(f"{prefix}{name} is not a known field; {group} has {', '.join(sorted(types))}")
     optional = {field.name for field in dataclasses.fields(cls) if field.default is not dataclasses.MISSING}
     for name in types:
         if name not in fields and name not in optional:
-            raise UserError(f"{path}.{name} is missing; start the config from configs/base.py, which sets every field")
+            raise UserError(f"{prefix}{name} is missing; start the config from configs/base.py, which sets every field")
     return cls(
-        **{name: _convert(type_, fields[name], f"{path}.{name}") for name, type_ in types.items() if name in fields}
+        **{name: _convert(type_, fields[name], f"{prefix}{name}") for name, type_ in types.items() if name in fields}
     )
 
 
 def _convert(type_: Any, value: Any, path: str) -> Any:
     if dataclasses.is_dataclass(type_):
-        return _build(typing.cast(type, type_), value, path)
+        return _build(typing.cast(type, type_), value, f"{path}.")
     if typing.get_origin(type_) is tuple:
         parts = typing.get_args(type_)
         if not isinstance(value, (tuple, list)) or len(value) != len(parts):
             raise UserError(f"{path} is {value!r}; it must be {len(parts)} numbers in brackets")
         return tuple(_convert(part, item, path) for part, item in zip(parts, value, strict=True))
-    if type_ is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, type_) or (type_ is int and isinstance(value, bool)):
-        raise UserError(f"{path} is {value!r}, a {type(value).__name__}; it must be a {type_.__name__}")
+    # Any kind of number, e.g. numpy's, except that True is not meant as 1.
+    abstract = {int: numbers.Integral, float: numbers.Real}.get(type_)
+    if abstract and isinstance(value, abstract) and not isinstance(value, bool):
+        return type_(value)
+    if abstract or not isinstance(value, type_):
+        raise UserTypeError(f"{path} is {value!r}, a {type(value).__name__}; it must be a {type_.__name__}")
     return value
 
 
-def _rules(c: Config) -> list[tuple[str, Any, str, bool]]:
-    """What every config must satisfy: field, value found, what is allowed, whether it holds."""
-    positive = "it must be at least 1"
+# Field, value found, what is allowed, whether it holds.
+_Rule = tuple[str, Any, str, bool]
+_POSITIVE = "it must be at least 1"
+
+
+def _check(rules: list[_Rule], prefix: str) -> None:
+    for field, value, allowed, holds in rules:
+        if not holds:
+            raise UserError(f"{prefix}{field} is {value!r}; {allowed}")
+
+
+def _generate_rules(g: GenerateConfig) -> list[_Rule]:
+    """What `config.generate`, and the arguments of `TrainedModel.generate`, must satisfy."""
+    return [
+        ("length", g.length, _POSITIVE, g.length >= 1),
+        ("samples", g.samples, _POSITIVE, g.samples >= 1),
+        ("temperature", g.temperature, "it must be 0 or more", 0 <= g.temperature < math.inf),
+        ("top_k", g.top_k, "it must be 0 (all symbols) or more, below 2**31", 0 <= g.top_k < 2**31),
+        ("top_p", g.top_p, "it must be above 0 and at most 1", 0 < g.top_p <= 1),
+        ("seed", g.seed, "it must be between 0 and 2**32 - 1", 0 <= g.seed < 2**32),
+    ]
+
+
+def _rules(c: Config) -> list[_Rule]:
+    """What every config must satisfy."""
     shares = c.data.splits
     return [
         ("seed", c.seed, "it must be between 0 and 2**32 - 1", 0 <= c.seed < 2**32),
@@ -210,16 +240,16 @@ def _rules(c: Config) -> list[tuple[str, Any, str, bool]]:
             min(shares) > 0 and abs(sum(shares) - 1) < 1e-6,
         ),
         ("data.max_bytes", c.data.max_bytes, "it must be 0 (no limit) or more", c.data.max_bytes >= 0),
-        ("model.layers", c.model.layers, positive, c.model.layers >= 1),
-        ("model.width", c.model.width, positive, c.model.width >= 1),
-        ("model.heads", c.model.heads, positive, c.model.heads >= 1),
+        ("model.layers", c.model.layers, _POSITIVE, c.model.layers >= 1),
+        ("model.width", c.model.width, _POSITIVE, c.model.width >= 1),
+        ("model.heads", c.model.heads, _POSITIVE, c.model.heads >= 1),
         (
             "model.width",
             c.model.width,
             f"it must be a multiple of config.model.heads, which is {c.model.heads}",
             c.model.heads < 1 or c.model.width % c.model.heads == 0,
         ),
-        ("model.feedforward", c.model.feedforward, positive, c.model.feedforward >= 1),
+        ("model.feedforward", c.model.feedforward, _POSITIVE, c.model.feedforward >= 1),
         ("model.dropout", c.model.dropout, "it must be at least 0 and below 1", 0 <= c.model.dropout < 1),
         (
             "model.attention",
@@ -241,38 +271,28 @@ def _rules(c: Config) -> list[tuple[str, Any, str, bool]]:
         ),
         ("span.kind", c.span.kind, f"it must be one of {', '.join(SPAN_KINDS)}", c.span.kind in SPAN_KINDS),
         ("span.limit", c.span.limit, "it must be between 1 and 2**20 positions", 1 <= c.span.limit <= 2**20),
-        ("span.ramp", c.span.ramp, positive, c.span.ramp >= 1),
+        ("span.ramp", c.span.ramp, _POSITIVE, c.span.ramp >= 1),
         ("span.penalty", c.span.penalty, "it must be 0 or more", 0 <= c.span.penalty < math.inf),
-        ("train.batch_size", c.train.batch_size, positive, c.train.batch_size >= 1),
-        ("train.batch_split", c.train.batch_split, positive, c.train.batch_split >= 1),
+        ("train.batch_size", c.train.batch_size, _POSITIVE, c.train.batch_size >= 1),
+        ("train.batch_split", c.train.batch_split, _POSITIVE, c.train.batch_split >= 1),
         ("train.segment", c.train.segment, "it must be between 1 and 2**20 positions", 1 <= c.train.segment <= 2**20),
-        ("train.steps", c.train.steps, positive, c.train.steps >= 1),
+        ("train.steps", c.train.steps, _POSITIVE, c.train.steps >= 1),
         ("train.learning_rate", c.train.learning_rate, "it must be above 0", 0 < c.train.learning_rate < math.inf),
         ("train.warmup_steps", c.train.warmup_steps, "it must be 0 or more", c.train.warmup_steps >= 0),
         ("train.cooldown_start", c.train.cooldown_start, "it must be 0 (never) or more", c.train.cooldown_start >= 0),
         ("train.clip", c.train.clip, "it must be above 0 and finite", 0 < c.train.clip < math.inf),
-        ("train.max_bad_steps", c.train.max_bad_steps, positive, c.train.max_bad_steps >= 1),
-        ("mesh.fsdp", c.mesh.fsdp, positive, c.mesh.fsdp >= 1),
-        ("evaluate.streams", c.evaluate.streams, positive, c.evaluate.streams >= 1),
-        ("evaluate.every_steps", c.evaluate.every_steps, positive, c.evaluate.every_steps >= 1),
+        ("train.max_bad_steps", c.train.max_bad_steps, _POSITIVE, c.train.max_bad_steps >= 1),
+        ("mesh.fsdp", c.mesh.fsdp, _POSITIVE, c.mesh.fsdp >= 1),
+        ("evaluate.streams", c.evaluate.streams, _POSITIVE, c.evaluate.streams >= 1),
+        ("evaluate.every_steps", c.evaluate.every_steps, _POSITIVE, c.evaluate.every_steps >= 1),
         (
             "evaluate.max_tokens",
             c.evaluate.max_tokens,
             "it must be 0 (all of dev) or at least 2, because the first token is not scored",
             c.evaluate.max_tokens == 0 or c.evaluate.max_tokens >= 2,
         ),
-        ("generate.length", c.generate.length, positive, c.generate.length >= 1),
-        ("generate.samples", c.generate.samples, positive, c.generate.samples >= 1),
-        (
-            "generate.temperature",
-            c.generate.temperature,
-            "it must be 0 or more",
-            0 <= c.generate.temperature < math.inf,
-        ),
-        ("generate.top_k", c.generate.top_k, "it must be 0 (all symbols) or more", c.generate.top_k >= 0),
-        ("generate.top_p", c.generate.top_p, "it must be above 0 and at most 1", 0 < c.generate.top_p <= 1),
-        ("generate.seed", c.generate.seed, "it must be between 0 and 2**32 - 1", 0 <= c.generate.seed < 2**32),
-        ("checkpoint.every_steps", c.checkpoint.every_steps, positive, c.checkpoint.every_steps >= 1),
+        *((f"generate.{name}", value, allowed, holds) for name, value, allowed, holds in _generate_rules(c.generate)),
+        ("checkpoint.every_steps", c.checkpoint.every_steps, _POSITIVE, c.checkpoint.every_steps >= 1),
         (
             "checkpoint.every_minutes",
             c.checkpoint.every_minutes,
@@ -285,6 +305,6 @@ def _rules(c: Config) -> list[tuple[str, Any, str, bool]]:
             f"it must be one of {', '.join(ON_FAILURE)}",
             c.checkpoint.on_failure in ON_FAILURE,
         ),
-        ("checkpoint.keep", c.checkpoint.keep, positive, c.checkpoint.keep >= 1),
-        ("log.every_steps", c.log.every_steps, positive, c.log.every_steps >= 1),
+        ("checkpoint.keep", c.checkpoint.keep, _POSITIVE, c.checkpoint.keep >= 1),
+        ("log.every_steps", c.log.every_steps, _POSITIVE, c.log.every_steps >= 1),
     ]

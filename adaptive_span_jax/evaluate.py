@@ -1,6 +1,7 @@
 """`--mode=evaluate`: a checkpoint of a run on dev and test, by both protocols."""
 
 import dataclasses
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from adaptive_span_jax import corpus as corpora
 from adaptive_span_jax import display, flops, hosts, loss, sharding, span, storage, strict_json, workdir
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.finished_model import FinishedModel
-from adaptive_span_jax.score import PROTOCOLS, make_finished_step, score_finished
+from adaptive_span_jax.score import PROTOCOLS, check_streams, make_finished_step, score_finished
 from adaptive_span_jax.trained_model import load_params
 
 
@@ -25,12 +26,15 @@ def evaluate(asked: Config, directory: Path, which: str) -> int:
     hosts.on_first("data", lambda: corpora.prepare(config.data))
     corpus = corpora.load(config.data)
     workdir.check_same_run(directory, saved, config, corpus.fingerprint)
+    splits = {"dev": corpus.dev, "test": corpus.test}
+    for split, protocol in itertools.product(splits, PROTOCOLS):
+        check_streams(config, splits[split], protocol, split)
     finished = FinishedModel.of(config, params)
     finished_step = make_finished_step(finished, mesh)
 
     found: dict[str, Any] = {"step": saved.step, "unit": corpus.unit}
     rows, average = {}, 0.0
-    for split, ids in (("dev", corpus.dev), ("test", corpus.test)):
+    for split, ids in splits.items():
         for protocol in PROTOCOLS:
             started = time.perf_counter()
             with display.share_done(f"evaluating {split}, {protocol} protocol") as show:

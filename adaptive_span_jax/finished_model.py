@@ -39,9 +39,13 @@ class FinishedModel:
 
     def empty_cache(self, streams: int, mesh: Mesh, first: int = 0) -> KeyValueCache:
         """The cache of streams that have seen nothing; `first` positions of their first chunk are padding."""
-        dtype = jnp.dtype(self.config.model.compute_dtype)
-        make = functools.partial(KeyValueCache.empty, self.plan, streams, self.config.head_width, dtype)
+        make = functools.partial(self.cache_of, streams)
         return jax.jit(make, out_shardings=self.cache_sharding(streams, mesh))(np.int32(first))
+
+    def cache_of(self, streams: int, first: ArrayLike) -> KeyValueCache:
+        """`empty_cache` wherever JAX puts it; for tracing."""
+        dtype = jnp.dtype(self.config.model.compute_dtype)
+        return KeyValueCache.empty(self.plan, streams, self.config.head_width, dtype, first)
 
     def cache_sharding(self, streams: int, mesh: Mesh) -> Any:
         """Where a cache's arrays lie. What reads a chunk must leave the next cache there, or it is compiled twice."""

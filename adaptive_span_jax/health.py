@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adaptive_span_jax.config import Config
+from adaptive_span_jax.span import head_spans
 
 # Fewer lines of the log than this, counted after warm-up, say nothing about where spans are going.
 _LINES = 6
@@ -44,7 +45,7 @@ def _frozen(config: Config, spans: Sequence[dict[str, Any]]) -> Concern | None:
     z_NLH = np.array([line["z_LH"] for line in later])
     if np.ptp(z_NLH, axis=0).max() >= _STILL:
         return None
-    where = "at their smallest, z = 0," if z_NLH.max() < _STILL else f"at z = {z_NLH[-1].mean():.0f} on average"
+    where = "at their smallest, z = 0," if z_NLH.max() < _STILL else f"at z = {z_NLH[-1].mean():.1f} on average"
     return Concern(
         "frozen",
         f"spans are frozen: since step {later[0]['step']:,} every head stands {where} and moved less than {_STILL} "
@@ -58,7 +59,7 @@ def _frozen(config: Config, spans: Sequence[dict[str, Any]]) -> Concern | None:
 def _saturated(config: Config, spans: Sequence[dict[str, Any]]) -> Concern | None:
     limit = config.span.limit
     z_LH = np.array(spans[-1]["z_LH"])
-    full = int((z_LH + config.span.ramp >= limit).sum())
+    full = int((head_spans(z_LH, config.span.ramp, limit) >= limit).sum())
     # Where the ramp alone fills the limit there is nothing to saturate.
     if limit <= config.span.ramp or full < _SATURATED_SHARE * z_LH.size:
         return None

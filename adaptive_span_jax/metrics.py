@@ -12,6 +12,7 @@ from tensorboardX import SummaryWriter
 from adaptive_span_jax import display, storage, strict_json
 from adaptive_span_jax.figures.drawing import pixels
 from adaptive_span_jax.figures.spans import span_heat_map
+from adaptive_span_jax.span import head_spans
 
 
 class Window:
@@ -91,7 +92,7 @@ class MetricsLog:
             return
         _append(self._spans, {"step": step, "z_LH": np.round(z_LH.astype(np.float64), 1).tolist()})
         for layer, z_H in enumerate(z_LH, start=1):
-            self._tensorboard.add_histogram(f"span/layer_{layer:02d}", np.minimum(z_H + ramp, limit), step)
+            self._tensorboard.add_histogram(f"span/layer_{layer:02d}", head_spans(z_H, ramp, limit), step)
         self._tensorboard.add_image("spans", pixels(span_heat_map(z_LH, ramp, limit)), step, dataformats="HWC")
 
     def write_text(self, step: int, name: str, text: str) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from adaptive_span_jax import model
+from adaptive_span_jax import model, span
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.corpus import Corpus
 from adaptive_span_jax.memory import Memory
@@ -24,11 +24,10 @@ class Observation(NamedTuple):
     """What was seen on dev, with memory filled first as far as the text goes."""
 
     weight_LHS: np.ndarray  # attention by distance, averaged over tokens; column x − 1 is distance x
-    z_LH: np.ndarray  # each head's z in positions, averaged over tokens
-    furthest_z_LH: np.ndarray  # the largest over tokens
+    furthest_z_LH: np.ndarray  # each head's z in positions, the largest over tokens
     queries: int  # how many tokens
     passage: bytes
-    passage_z_T: np.ndarray  # z under each of its characters, averaged over heads
+    passage_span_T: np.ndarray  # the span under each of its characters, averaged over heads
 
 
 def observe(config: Config, params: model.Params, corpus: Corpus) -> Observation:
@@ -58,13 +57,13 @@ def observe(config: Config, params: model.Params, corpus: Corpus) -> Observation
             found.append(jax.device_get(look(params, inputs_LBTD, memory)))
         memory = after
     weight_NLHS, z_NLBTH = (np.stack(each) for each in zip(*found, strict=True))
-    z_LT = np.concatenate([z_LBTH[:, 0].mean(axis=-1) for z_LBTH in z_NLBTH], axis=1)
+    span_NLBTH = span.head_spans(z_NLBTH, config.span.ramp, limit)
+    span_T = span_NLBTH[:, :, 0].mean(axis=(1, 3)).ravel()
     first_stream = np.concatenate([tokens_BT[0] for tokens_BT in watched])[:_PASSAGE]
     return Observation(
         weight_LHS=weight_NLHS.mean(axis=0),
-        z_LH=z_NLBTH.mean(axis=(0, 2, 3)),
         furthest_z_LH=z_NLBTH.max(axis=(0, 2, 3)),
         queries=len(watched) * streams * segment,
         passage=corpus.decode(first_stream),
-        passage_z_T=z_LT.mean(axis=0)[:_PASSAGE],
+        passage_span_T=span_T[:_PASSAGE],
     )

@@ -88,7 +88,7 @@ def shown(row: Row, column: str) -> str:
     if column in ("parameters", "flops"):
         return _short(value)
     if column == "average_span":
-        return f"{value:,.0f}"
+        return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"  # ours has the decimal of all our spans
     # A run's own bits are printed as exactly as training reports them.
     return f"{value:.2f}" if isinstance(value, float) and round(value, 2) == value else (
         f"{value:.3f}" if isinstance(value, float) else str(value)

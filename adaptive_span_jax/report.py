@@ -8,11 +8,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from adaptive_span_jax import corpus as corpora
 from adaptive_span_jax import (
     display,
     flops,
+    head_reach,
     health,
     model,
     observation,
@@ -29,12 +31,14 @@ from adaptive_span_jax.figures.attention import attention_patterns
 from adaptive_span_jax.figures.cost import cost_by_limit
 from adaptive_span_jax.figures.drawing import Drawing
 from adaptive_span_jax.figures.passage import passage_spans
-from adaptive_span_jax.figures.spans import span_history, spans_by_layer, spans_of
+from adaptive_span_jax.figures.spans import span_history, spans_by_layer
 from adaptive_span_jax.figures.training import training_curves
+from adaptive_span_jax.finished_model import FinishedModel
 from adaptive_span_jax.metrics import read_lines
 from adaptive_span_jax.observation import Observation
 from adaptive_span_jax.paper_tables import Row, tables
 from adaptive_span_jax.result import read_result
+from adaptive_span_jax.score import make_finished_step, score_finished
 from adaptive_span_jax.trained_model import load_params
 
 
@@ -50,10 +54,15 @@ class Run:
     parameters: int
     dev_bits: float | None
     test_bits: float | None
-    average_span: float
+    z_LH: np.ndarray  # each head's z in positions, averaged over all scored tokens of dev where it depends on the token
     metrics: list[dict[str, Any]]
     spans: list[dict[str, Any]]
     observation: Observation
+
+    @property
+    def average_span(self) -> float:
+        """As published logs report it."""
+        return float(span.average_span(self.z_LH, self.config.span.ramp, self.config.span.limit))
 
     def row(self) -> Row:
         """Its row in the paper's tables."""
@@ -71,18 +80,22 @@ class Run:
 
 def report(directory: Path, which: str) -> int:
     """Writes the report on a run's checkpoint, whose own config is used; answers the exit code."""
-    config, saved, params = load_params(directory, which, sharding.make_mesh())
+    mesh = sharding.make_mesh()
+    config, saved, params = load_params(directory, which, mesh)
     corpus = corpora.load(config.data)
     workdir.check_same_run(directory, saved, config, corpus.fingerprint)
-    page = write_report(config, directory, corpus, jax.device_get(params), saved.step)
+    z_LH = _dev_z(config, directory, corpus, params, saved.step, mesh)
+    page = write_report(config, directory, corpus, jax.device_get(params), saved.step, z_LH)
     display.say(f"Wrote {page}")
     return 0
 
 
-def write_report(config: Config, directory: Path, corpus: Corpus, params: model.Params, step: int) -> Path:
-    """Writes `report/` of a run whose parameters are in hand; answers the page."""
+def write_report(
+    config: Config, directory: Path, corpus: Corpus, params: model.Params, step: int, z_LH: np.ndarray
+) -> Path:
+    """Writes `report/` of a run whose parameters, and z as dev's evaluation found it, are in hand; returns the page."""
     with display.share_done("writing the report") as show:
-        run = collect(config, directory, corpus, params, step)
+        run = collect(config, directory, corpus, params, step, z_LH)
         show(0.5)
         target = directory / "report"
         storage.make_folder(target)
@@ -103,11 +116,28 @@ def write_report(config: Config, directory: Path, corpus: Corpus, params: model.
     return page
 
 
-def collect(config: Config, directory: Path, corpus: Corpus, params: model.Params, step: int) -> Run:
+def _dev_z(config: Config, directory: Path, corpus: Corpus, params: model.Params, step: int, mesh: Mesh) -> np.ndarray:
+    """z_LH as an evaluation of dev finds it: from the parameters, from `result.json`, or by evaluating dev now."""
+    if config.span.kind != "dynamic":
+        return head_reach.largest_z(config, jax.device_get(params))
+    if "z_LH" in (result := _result_of_step(directory, step)):
+        return np.array(result["z_LH"])
+    finished = FinishedModel.of(config, params)
+    with display.share_done("averaging the dynamic spans over dev") as show:
+        return score_finished(finished, corpus.dev, "exact", make_finished_step(finished, mesh), mesh, show).z_LH
+
+
+def _result_of_step(directory: Path, step: int) -> dict[str, Any]:
+    """`result.json`, if it is about this step's checkpoint."""
+    result = read_result(directory, step) or {}
+    return result if result.get("steps") == step else {}
+
+
+def collect(config: Config, directory: Path, corpus: Corpus, params: model.Params, step: int, z_LH: np.ndarray) -> Run:
     """Everything the report is made of."""
     metrics = [line for line in read_lines(directory / "metrics.jsonl") if line["step"] <= step]
     spans = [line for line in read_lines(directory / "spans.jsonl") if line["step"] <= step]
-    result = read_result(directory, step) or {}
+    result = _result_of_step(directory, step)
     evaluated = [line["dev_bits"] for line in metrics if "dev_bits" in line]
     seen = observation.observe(config, params, corpus)
     return Run(
@@ -119,7 +149,7 @@ def collect(config: Config, directory: Path, corpus: Corpus, params: model.Param
         parameters=model.parameter_count(params),
         dev_bits=result.get("dev_bits", evaluated[-1] if evaluated else None),
         test_bits=result.get("test_bits"),
-        average_span=float(span.average_span(seen.z_LH, config.span.ramp, config.span.limit)),
+        z_LH=z_LH,
         metrics=metrics,
         spans=spans,
         observation=seen,
@@ -129,20 +159,22 @@ def collect(config: Config, directory: Path, corpus: Corpus, params: model.Param
 def draw(run: Run) -> list[Drawing]:
     """The figures that the run has numbers for."""
     seen, ramp, limit = run.observation, run.config.span.ramp, run.config.span.limit
-    found = [spans_by_layer(seen.z_LH, ramp, limit)]
+    dynamic = run.config.span.kind == "dynamic"
+    found = [spans_by_layer(run.z_LH, ramp, limit, "averaged over all scored tokens of dev" if dynamic else "")]
     if len(run.spans) > 1:
         steps_N, z_NLH = (np.array([line[name] for line in run.spans]) for name in ("step", "z_LH"))
         found.append(span_history(steps_N, z_NLH, ramp, limit))
-    found.append(attention_patterns(seen.weight_LHS, seen.z_LH, ramp, seen.queries))
-    found.append(cost_by_limit(run.config, seen.z_LH, seen.furthest_z_LH))
+    found.append(attention_patterns(seen.weight_LHS, run.z_LH, ramp, seen.queries))
+    found.append(cost_by_limit(run.config, run.z_LH, seen.furthest_z_LH))
     if any("train_bits" in line for line in run.metrics):
         found.append(training_curves(run.metrics, run.unit))
-    found.append(passage_spans(seen.passage, spans_of(seen.passage_z_T, ramp, limit), run.config.span.kind))
+    found.append(passage_spans(seen.passage, seen.passage_span_T, run.config.span.kind))
     return found
 
 
 def _summary(run: Run, concerns: list[health.Concern]) -> dict[str, Any]:
     config = run.config
+    span_LH = span.head_spans(run.z_LH, config.span.ramp, config.span.limit)
     waited = [line["input_share"] for line in run.metrics if "input_share" in line]
     return {
         "run": run.name,
@@ -156,6 +188,8 @@ def _summary(run: Run, concerns: list[health.Concern]) -> dict[str, Any]:
         "dev_bits": run.dev_bits,
         "test_bits": run.test_bits,
         "average_span": run.average_span,
+        "shortest_span": float(span_LH.min()),
+        "longest_span": float(span_LH.max()),
         "flops_per_token": flops.paper_flops(config, run.average_span),
         "flops_per_token_fixed": flops.paper_flops(config, config.span.limit),
         "input_share": float(np.median(waited)) if waited else None,

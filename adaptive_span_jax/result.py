@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from adaptive_span_jax import flops, span, storage, strict_json
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.corpus import Corpus
@@ -20,6 +18,7 @@ def make_result(
     """Everything worth reporting of a finished run."""
     ramp, limit = config.span.ramp, config.span.limit
     average = float(span.average_span(dev.z_LH, ramp, limit))
+    span_LH = span.head_spans(dev.z_LH, ramp, limit)
     return {
         "corpus": corpus.name,
         "unit": corpus.unit,
@@ -29,8 +28,9 @@ def make_result(
         "test_tokens": test.tokens,
         "order2_bits": order2_bits,
         "average_span": average,
-        "shortest_span": float(min(np.ceil(dev.z_LH.min()) + ramp, limit)),
-        "longest_span": float(span.longest_span(dev.z_LH, ramp, limit)),
+        "shortest_span": float(span_LH.min()),
+        "longest_span": float(span_LH.max()),
+        "z_LH": dev.z_LH.tolist(),
         "flops_per_token": flops.paper_flops(config, average),
         "steps": config.train.steps,
         "seconds": seconds,
@@ -61,8 +61,8 @@ def show_result(workdir: Path, result: dict[str, Any], command: str) -> None:
             f"dev bits per {unit}": f"{result['dev_bits']:.3f}   ({result['dev_tokens']:,} tokens scored)",
             f"test bits per {unit}": f"{result['test_bits']:.3f}   ({result['test_tokens']:,} tokens scored)",
             "order-2 entropy": f"{result['order2_bits']:.3f} bits per {unit} of the training text, to compare with",
-            "average span": f"{result['average_span']:.1f} positions",
-            "spans of heads": f"{result['shortest_span']:.0f} to {result['longest_span']:.0f} positions",
+            "average span": f"{result['average_span']:.1f} positions, each layer's mean rounded up as published",
+            "spans of heads": f"{result['shortest_span']:.1f} to {result['longest_span']:.1f} positions",
             "FLOPS per token": f"{result['flops_per_token'] / 1e6:.2f} million multiply-adds, in the paper's counting",
             "training time": f"{duration(result['seconds'])}, {result['steps']:,} steps",
             "written to": f"{workdir}/result.json, report/, metrics.jsonl, spans.jsonl, tensorboard/, checkpoints/",

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from adaptive_span_jax import cpu, loss, model, sharding, span
+from adaptive_span_jax import capacity, cpu, loss, model, sharding, span
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.finished_model import FinishedModel
@@ -62,11 +62,26 @@ def score(
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> Score:
     """Scores a text. `on_progress` hears which share of it is done."""
-    streams = config.evaluate.streams
+    segments, streams = _segments(config, ids, protocol), config.evaluate.streams
     memory = jax.jit(
         lambda: model.init_memory(config, streams), out_shardings=sharding.memory_sharding(mesh, streams)
     )()
-    return _total(params, memory, _segments(config, ids, protocol), eval_step, mesh, on_progress)
+    return _total(params, memory, segments, eval_step, mesh, on_progress)
+
+
+def check_streams(config: Config, ids: np.ndarray, protocol: str, name: str = "the text") -> None:
+    """Refuses more streams than a text has room for: one whole segment each (published), or one target (exact)."""
+    streams, segment = config.evaluate.streams, config.train.segment
+    if protocol == "published":
+        most, least = ids.size // (segment + 1), f"a segment of {segment} (config.train.segment) and its last target"
+    else:
+        most, least = max(ids.size - 1, 0), "one token and its target"
+    if streams > most:
+        advice = f"make it at most {most}" if most else "use more text"
+        raise UserError(
+            f"config.evaluate.streams is {streams}, but {name} has only {ids.size:,} tokens and by the {protocol} "
+            f"protocol each stream needs {least}; {advice}"
+        )
 
 
 def make_finished_step(finished: FinishedModel, mesh: Mesh) -> Callable:
@@ -93,6 +108,9 @@ def score_finished(
 ) -> Score:
     """The score that `score` gives, by the key-value cache."""
     segments = _segments(finished.config, ids, protocol)
+    streams = finished.config.evaluate.streams
+    longest = -(-(ids.size // streams) // CHUNK) * CHUNK
+    capacity.check_reading(finished, streams, min(AT_ONCE, longest), mesh, "config.evaluate.streams")
     # What a position is predicted from does not depend on where segments are cut.
     whole = ScoredSegment(*(np.concatenate(parts, axis=1) for parts in zip(*segments, strict=True)))
     count = whole.tokens_BT.shape[1]
@@ -106,14 +124,8 @@ def score_finished(
 
 
 def _segments(config: Config, ids: np.ndarray, protocol: str) -> list[ScoredSegment]:
-    streams, length = config.evaluate.streams, config.train.segment
-    segments = list(PROTOCOLS[protocol](ids, streams, length))
-    if not segments:
-        raise UserError(
-            f"a text of {ids.size:,} tokens has no whole segment of {length} (config.train.segment) in each of "
-            f"{streams} streams (config.evaluate.streams); use more text, fewer streams or shorter segments"
-        )
-    return segments
+    check_streams(config, ids, protocol)
+    return list(PROTOCOLS[protocol](ids, config.evaluate.streams, config.train.segment))
 
 
 def _total(

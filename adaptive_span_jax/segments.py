@@ -44,10 +44,12 @@ class Streams:
     def __post_init__(self) -> None:
         # An epoch may start up to segment − 1 tokens late and needs a segment and its last target after that.
         if self.length < 2 * self.segment:
+            most = self.ids.size // (2 * self.segment)
+            fewer = f"at most {most:,} streams" if most else "fewer streams"
             raise UserError(
-                f"the training text has {self.ids.size:,} tokens: {self.streams} streams (config.train.batch_size) of "
-                f"{self.length:,}, but each must hold two segments of {self.segment} (config.train.segment); "
-                "use more text, fewer streams or shorter segments"
+                f"config.train.batch_size is {self.streams}; the training text has {self.ids.size:,} tokens, "
+                f"{self.length:,} for each stream, but each must hold two segments of {self.segment} "
+                f"(config.train.segment); use more text, {fewer} or shorter segments"
             )
 
     @property

@@ -53,6 +53,18 @@ def reach(z: jax.Array, ramp: int, limit: int) -> jax.Array:
     return jnp.minimum(jnp.floor(z + ramp + 1), limit).astype(jnp.int32)
 
 
+# Spans as people see them. A head's span is min(z + R, S): positions, ramp included, not rounded. A model's
+# shortest and longest span are the smallest and the largest of these. Stored unrounded, shown with one decimal.
+# Where a head's z differs between tokens (dynamic spans), z is first averaged over tokens: over all scored tokens of
+# dev in results and reports, over the tokens of the step in what training logs.
+# Only the average span rounds on the way, because the paper's tables do; see `average_span`.
+
+
+def head_spans(z: np.ndarray, ramp: int, limit: int) -> np.ndarray:
+    """Each head's span in positions: min(z + R, S)."""
+    return np.minimum(np.asarray(z) + ramp, limit)
+
+
 def average_span(z_LH: np.ndarray, ramp: int, limit: int) -> float:
     """The average span as published logs report it: the mean over layers of ⌈mean z⌉ + R, at most S."""
     return np.minimum(np.ceil(z_LH.mean(axis=1)) + ramp, limit).mean()
@@ -64,11 +76,6 @@ def mean_z(z_LBTH: jax.Array, counted_BT: ArrayLike) -> jax.Array:
         return z_LBTH[:, 0, 0]
     counted_BT = jnp.asarray(counted_BT, z_LBTH.dtype)
     return jnp.einsum("LBTH,BT->LH", z_LBTH, counted_BT) / jnp.maximum(counted_BT.sum(), 1)
-
-
-def longest_span(z_LH: np.ndarray, ramp: int, limit: int) -> float:
-    """The longest head's span in positions, ramp included, at most S."""
-    return min(np.ceil(z_LH.max()) + ramp, limit)
 
 
 class Span(Protocol):

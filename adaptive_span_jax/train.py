@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from adaptive_span_jax import (
     STARTED,
+    capacity,
     display,
     doctor,
     health,
@@ -36,7 +37,7 @@ from adaptive_span_jax.interrupt import Interrupt, Interrupted
 from adaptive_span_jax.metrics import MetricsLog, Window
 from adaptive_span_jax.optimizer import make_optimizer, make_schedule
 from adaptive_span_jax.pretrained import load_pretrained
-from adaptive_span_jax.score import Score, score
+from adaptive_span_jax.score import Score, check_streams, score
 from adaptive_span_jax.segments import Position, Streams
 from adaptive_span_jax.train_state import TrainState, abstract_state, create_state
 
@@ -57,6 +58,9 @@ def _train(config: Config, directory: Path, command: str) -> int:
     streams = Streams(corpus.train, config.train.batch_size, config.train.segment, config.seed)
     optimizer = make_optimizer(config.train)
     abstract = abstract_state(config, len(corpus.vocabulary), optimizer, mesh)
+    for name, ids in (("dev", corpus.dev), ("test", corpus.test)):
+        check_streams(config, ids, "exact", name)
+    capacity.check_training(config, abstract, mesh)
     workdir.check_space(directory, sharding.total_bytes(abstract), config.checkpoint.keep)
 
     checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint, hosts.Agreement(mesh))
@@ -209,7 +213,7 @@ def _train(config: Config, directory: Path, command: str) -> int:
     params = hosts.gathered(state.params)
     if hosts.is_first():
         result.write_result(directory, finished)
-        report.write_report(config, directory, corpus, params, config.train.steps)
+        report.write_report(config, directory, corpus, params, config.train.steps, dev.z_LH)
     result.show_result(directory, finished, command)
     return 0
 
@@ -221,10 +225,10 @@ def _describe(config: Config, corpus: Corpus, window: Window, recent: deque[floa
     bits = loss.bits(sum(finite) / len(finite)) if finite else math.nan
     tokens = config.train.batch_size * config.train.segment / window.seconds_per_step
     average = span.average_span(z_LH, config.span.ramp, config.span.limit)
-    longest = span.longest_span(z_LH, config.span.ramp, config.span.limit)
+    longest = span.head_spans(z_LH, config.span.ramp, config.span.limit).max()
     return (
         f"{bits:.3f} bits per {corpus.unit}  {tokens:,.0f} tokens/s  "
-        f"span {average:.0f} on average, {longest:.0f} longest"
+        f"span {average:.1f} on average, {longest:.1f} longest"
     )
 
 
@@ -240,7 +244,7 @@ def _log(
         "penalty_nats": float(metrics.penalty_nats),
         "learning_rate": float(metrics.learning_rate),
         "average_span": average,
-        "longest_span": float(span.longest_span(z_LH, ramp, limit)),
+        "longest_span": float(span.head_spans(z_LH, ramp, limit).max()),
         "bad_steps": bad_steps,
         "far_tiles": float(metrics.cost.far_tiles),
         "multiply_adds_per_token": float(metrics.cost.executed),

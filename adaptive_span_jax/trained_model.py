@@ -3,6 +3,8 @@
 import functools
 import hashlib
 import json
+import numbers
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from adaptive_span_jax import corpus, head_reach, loss, model, sharding, storage
+from adaptive_span_jax import capacity, corpus, head_reach, loss, model, sharding, span, storage
 from adaptive_span_jax.checkpoint import Checkpoints, Saved
-from adaptive_span_jax.config import CheckpointConfig, Config
-from adaptive_span_jax.errors import UserError
+from adaptive_span_jax.config import CheckpointConfig, Config, GenerateConfig
+from adaptive_span_jax.errors import UserError, UserTypeError
 from adaptive_span_jax.finished_model import FinishedModel
 from adaptive_span_jax.head_reach import CHUNK
 from adaptive_span_jax.key_value_cache import KeyValueCache
@@ -35,6 +37,10 @@ class Reading(NamedTuple):
 
 def load(workdir: str | Path, step: str | int = "latest") -> "TrainedModel":
     """The model of a run's checkpoint: the latest, the best on dev, or that of a step."""
+    if not isinstance(workdir, str | os.PathLike):
+        raise UserTypeError(f"workdir is {workdir!r}, a {type(workdir).__name__}; it must be a str or a Path")
+    if isinstance(step, bool) or not isinstance(step, str | numbers.Integral):
+        raise UserTypeError(f"step is {step!r}, a {type(step).__name__}; it must be latest, best or a number of steps")
     mesh = sharding.make_mesh(jax.devices()[:1])
     config, saved, params = load_params(storage.place(workdir), str(step), mesh)
     return TrainedModel(config, saved, params, mesh)
@@ -43,7 +49,8 @@ def load(workdir: str | Path, step: str | int = "latest") -> "TrainedModel":
 def load_params(workdir: Path, step: str, mesh: Mesh) -> tuple[Config, Saved, Params]:
     """What a run's checkpoint says of itself, and its parameters on every device of a mesh."""
     if not (workdir / "checkpoints").is_dir():
-        raise UserError(f"{workdir} has no checkpoints; name the workdir of a run that has trained")
+        found = "has no checkpoints" if workdir.is_dir() else "does not exist"
+        raise UserError(f"workdir {workdir} {found}; name the workdir of a run that has trained")
     checkpoints = Checkpoints(workdir / "checkpoints", READ_ONLY)
     saved = checkpoints.describe(checkpoints.choose(step))
     config = Config.from_dict(saved.config)
@@ -83,9 +90,11 @@ class TrainedModel:
             digest.update(np.ascontiguousarray(leaf).data)
         return digest.hexdigest()[:32]
 
-    def encode(self, text: bytes | str) -> np.ndarray:
-        """The ids of a text."""
-        text = text.encode() if isinstance(text, str) else text
+    def encode(self, text: bytes | str, argument: str = "text") -> np.ndarray:
+        """The ids of a text; `argument` is what errors call it."""
+        if not isinstance(text, bytes | bytearray | str):
+            raise UserTypeError(f"{argument} is of type {type(text).__name__}; it must be bytes or str")
+        text = text.encode(errors="surrogateescape") if isinstance(text, str) else text
         return corpus.encode(text, self.vocabulary, f"this model's text ({self.config.data.source})")
 
     def decode(self, ids: np.ndarray) -> bytes:
@@ -96,29 +105,34 @@ class TrainedModel:
         """log p of every symbol but the first, given all before it, in nats. Memory is empty where the text begins."""
         ids = self.encode(text)
         found = [logprob_T for logprob_T, _ in self._scored_chunks(ids)]
-        return np.concatenate(found)[: ids.size - 1] if found else np.zeros(0, np.float32)
+        return np.concatenate(found) if found else np.zeros(0, np.float32)
 
     def spans(self, text: bytes | str = b"") -> np.ndarray:
         """Each head's span in positions, ramp included, [layers, heads]; dynamic spans: the average over a text."""
+        ids = self.encode(text)
         if self.config.span.kind == "dynamic":
-            ids = self.encode(text)
-            if ids.size < CHUNK:
-                raise UserError(f"dynamic spans depend on the text: give spans() one of at least {CHUNK} symbols")
-            whole = ids[: ids.size // CHUNK * CHUNK]
-            z_LH = np.mean([z_LH for _, z_LH in self._scored_chunks(whole)], axis=0)
+            if ids.size < 2:
+                raise UserError(
+                    f"text has {ids.size} symbols; dynamic spans depend on it, so it must have at least 2 of them"
+                )
+            logprobs, z_NLH = zip(*self._scored_chunks(ids), strict=True)
+            # As an evaluation averages: over the tokens that predict another one.
+            z_LH = np.average(z_NLH, axis=0, weights=[logprob_T.size for logprob_T in logprobs])
         else:
             z_LH = self._z_LH
-        return np.minimum(z_LH + self.config.span.ramp, self.config.span.limit)
+        return span.head_spans(z_LH, self.config.span.ramp, self.config.span.limit)
 
     def _scored_chunks(self, ids: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For every chunk the log-probabilities of its targets, the last of which may be padding, and z_LH."""
-        padded = np.pad(ids.astype(np.int32), (0, -ids.size % CHUNK + 1))
+        """For every chunk the log-probabilities of its targets and z_LH, averaged over the tokens before them."""
+        targets = max(ids.size - 1, 0)
+        padded = np.pad(ids.astype(np.int32), (0, -targets % CHUNK))
         found, cache = [], self.finished.empty_cache(1, self._mesh)
-        for start in range(0, ids.size, CHUNK):
-            part_1T = padded[None, start : start + CHUNK + 1]
-            scored, cache = self._score(self.finished.weights, part_1T[:, :-1], part_1T[:, 1:], cache)
+        for start in range(0, targets, CHUNK):
+            part_1T, scored_1T = padded[None, start : start + CHUNK + 1], (np.arange(CHUNK) < targets - start)[None]
+            scored, cache = self._score(self.finished.weights, part_1T[:, :-1], part_1T[:, 1:], scored_1T, cache)
             found.append(scored)
-        return jax.device_get(found)
+        found = jax.device_get(found)
+        return [(logprob_T[: targets - CHUNK * number], z_LH) for number, (logprob_T, z_LH) in enumerate(found)]
 
     def generate(
         self,
@@ -132,8 +146,8 @@ class TrainedModel:
         seed: int = 0,
     ) -> list[bytes]:
         """Continuations of a prompt, `length` symbols each, without the prompt."""
-        how = Sampling(temperature, top_k, top_p)
-        tokens = [token_B for token_B, _ in self.continuation(prompt, length, samples, how, seed)]
+        steps = self.continuation(prompt, length, samples, Sampling(temperature, top_k, top_p), seed)
+        tokens = [token_B for token_B, _ in steps]
         return [self.decode(np.array(row, np.uint8)) for row in np.array(tokens, np.uint8).reshape(-1, samples).T]
 
     def continuation(
@@ -146,9 +160,18 @@ class TrainedModel:
         on_progress: Callable[[float], None] = lambda share: None,
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """One token after the other of every sample, with its log-probability under the model (token_B, logprob_B)."""
-        reading = self.read(prompt, samples, on_progress)
-        key, running = jax.random.key(seed), None
-        for number in range(length):
+        # Not in the iterator itself: what is wrong with the arguments is said by this call, not by the first token.
+        checked = GenerateConfig.from_arguments(length=length, samples=samples, seed=seed, **how._asdict())
+        self._prompt(prompt)
+        return self._continuation(prompt, checked, on_progress)
+
+    def _continuation(
+        self, prompt: bytes | str, asked: GenerateConfig, on_progress: Callable[[float], None]
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        how = Sampling(asked.temperature, asked.top_k, asked.top_p)
+        reading = self.read(prompt, asked.samples, on_progress)
+        key, running = jax.random.key(asked.seed), None
+        for number in range(asked.length):
             found, reading = self._advance(self.finished.weights, reading, jax.random.fold_in(key, number), how)
             # Handing out a token while the device works on the next.
             if running is not None:
@@ -164,12 +187,12 @@ class TrainedModel:
         on_progress: Callable[[float], None] = lambda share: None,
     ) -> Reading:
         """Reads a prompt of any length, the same in every stream."""
-        ids = self.encode(prompt)
-        if not ids.size:
-            raise UserError("the prompt is empty: there is nothing to go on from; give at least one symbol")
+        ids = self._prompt(prompt)
+        capacity.check_reading(self.finished, streams, CHUNK, self._mesh, "generate.samples")
         # Padding stands in front, so that chunks end where the prompt ends; it leaves no trace.
         first = -ids.size % CHUNK
-        tokens_BN = np.tile(np.pad(ids.astype(np.int32), (first, 0)), (streams, 1))
+        # A view: a long prompt is not copied for every stream.
+        tokens_BN = np.broadcast_to(np.pad(ids.astype(np.int32), (first, 0)), (streams, first + ids.size))
         reading = Reading(self.finished.empty_cache(streams, self._mesh, first), jnp.zeros(0))
         for start in range(0, tokens_BN.shape[1], CHUNK):
             reading = self.read_on(tokens_BN[:, start : start + CHUNK], reading)
@@ -177,6 +200,12 @@ class TrainedModel:
                 jax.block_until_ready(reading.logits_BV)
                 on_progress(start / tokens_BN.shape[1])
         return reading
+
+    def _prompt(self, prompt: bytes | str) -> np.ndarray:
+        ids = self.encode(prompt, "prompt")
+        if not ids.size:
+            raise UserError("the prompt is empty: there is nothing to go on from; give at least one symbol")
+        return ids
 
     def start(self, streams: int) -> Reading:
         """Streams that have seen nothing; the logits mean nothing yet."""
@@ -208,8 +237,10 @@ class TrainedModel:
 
     @functools.cached_property
     def _score(self) -> Callable:
-        def score(weights: Params, tokens_BT: jax.Array, targets_BT: jax.Array, cache: KeyValueCache) -> Any:
-            logits_BTV, cache, z_LBTH = self.finished.read(weights, tokens_BT, cache)
-            return (-loss.nats_BT(logits_BTV, targets_BT)[0], z_LBTH.mean(axis=(1, 2))), cache
+        def score(
+            weights: Params, tokens_1T: jax.Array, targets_1T: jax.Array, scored_1T: jax.Array, cache: KeyValueCache
+        ) -> Any:
+            logits_1TV, cache, z_L1TH = self.finished.read(weights, tokens_1T, cache)
+            return (-loss.nats_BT(logits_1TV, targets_1T)[0], span.mean_z(z_L1TH, scored_1T)), cache
 
-        return jax.jit(score, donate_argnums=3, out_shardings=(None, self._placed.cache))
+        return jax.jit(score, donate_argnums=4, out_shardings=(None, self._placed.cache))

@@ -18,7 +18,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 import pytest
 from ml_collections import ConfigDict
 
-from adaptive_span_jax import sharding
+from adaptive_span_jax import model, sharding
 from adaptive_span_jax.config import Config
 from configs import base
 
@@ -73,3 +73,13 @@ def tiny_fields(**sections: dict) -> ConfigDict:
 def tiny_config(**sections: dict) -> Config:
     """`tiny_fields`, checked."""
     return Config.from_dict(tiny_fields(**sections).to_dict())
+
+
+def random_params(config, vocabulary):
+    """Initial parameters, but with spans of all lengths."""
+    params = model.init(config, vocabulary, jax.random.key(5))
+    spans = params[model.LAYERS]["attention"].get("span", {})
+    for name, leaf in spans.items():
+        draw = jax.random.uniform if name == "span_fraction_H" else jax.random.normal
+        spans[name] = draw(jax.random.key(3), leaf.shape, leaf.dtype)
+    return params

@@ -36,7 +36,7 @@ def test_a_healthy_run_is_left_alone():
 def test_frozen_spans():
     (found,) = run(lambda step: min(step, 8.0))
     assert found.name == "frozen"
-    assert "z = 8 on average" in found.found
+    assert "z = 8.0 on average" in found.found
     assert "config.span.penalty" in found.advice
     (found,) = run(lambda step: 0.0)
     assert "z = 0" in found.found

@@ -3,6 +3,7 @@
 import csv
 import re
 import xml.etree.ElementTree as ElementTree
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from numpy.testing import assert_allclose, assert_array_equal
 
-from adaptive_span_jax import corpus, flops, model, observation, report
+from adaptive_span_jax import corpus, flops, model, observation, report, result, sharding
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.figures.attention import attention_patterns, short_and_long_head
 from adaptive_span_jax.figures.drawing import BLUE, GREEN, PINK, RED, shades
@@ -20,19 +21,13 @@ from adaptive_span_jax.figures.spans import span_history, spans_by_layer
 from adaptive_span_jax.figures.sweep import Point, span_sweep
 from adaptive_span_jax.memory import shift_in
 from adaptive_span_jax.paper_tables import Row, shown, tables
-from tests.conftest import tiny_config
+from adaptive_span_jax.saved import Saved
+from adaptive_span_jax.score import score
+from adaptive_span_jax.segments import Position
+from adaptive_span_jax.step import make_eval_step
+from tests.conftest import random_params, tiny_config
 
 FIGURES = ("spans", "span_history", "attention", "cost", "training", "passage")
-
-
-def random_params(config, vocabulary):
-    """Initial parameters, but with spans of all lengths."""
-    params = model.init(config, vocabulary, jax.random.key(5))
-    spans = params[model.LAYERS]["attention"].get("span", {})
-    for name, leaf in spans.items():
-        draw = jax.random.uniform if name == "span_fraction_H" else jax.random.normal
-        spans[name] = draw(jax.random.key(3), leaf.shape, leaf.dtype)
-    return params
 
 
 def rows_of(path):
@@ -77,12 +72,12 @@ def test_observation_is_plain_attention_over_the_text(kind):
         memory_LBSD = [shift_in(old, new) for old, new in zip(memory_LBSD, inputs, strict=True)]
     assert_allclose(seen.weight_LHS, np.mean(weights, axis=0), rtol=1e-4, atol=1e-7)
     z_NLBTH = np.array(spans)
-    assert_allclose(seen.z_LH, z_NLBTH.mean(axis=(0, 2, 3)), rtol=1e-4)
+    assert_allclose(seen.furthest_z_LH, z_NLBTH.max(axis=(0, 2, 3)), rtol=1e-4)
     passage = tokens[0, first * segment : count * segment]
     assert seen.passage == text.decode(passage)[: len(seen.passage)]
-    z_T = z_NLBTH.mean(axis=(1, 4))[:, 0].ravel()
-    assert_allclose(seen.passage_z_T, z_T[: len(seen.passage)], rtol=1e-4)
-    assert (np.ptp(seen.passage_z_T) > 1) == (kind == "dynamic")
+    span_T = np.minimum(z_NLBTH + config.span.ramp, limit).mean(axis=(1, 4))[:, 0].ravel()
+    assert_allclose(seen.passage_span_T, span_T[: len(seen.passage)], rtol=1e-4)
+    assert (np.ptp(seen.passage_span_T) > 1) == (kind == "dynamic")
 
 
 def by_hand(config, params, layer, hidden_BTD, memory_BSD):
@@ -162,6 +157,36 @@ def test_a_phone_shows_letters_of_eight_dots():
         assert min(sizes) * 320 / width >= 8, drawing.name
 
 
+@pytest.mark.parametrize("kind", ["adaptive", "dynamic"])
+def test_report_has_the_spans_of_devs_evaluation(kind, tmp_path, one_device, monkeypatch):
+    """One number in result, report and `spans()`, whether the run has been evaluated or not."""
+    config = tiny_config(span={"kind": kind}, data={"max_bytes": 6500}, model={"layers": 2, "attention": "plain"})
+    text = corpus.load(config.data)
+    params = random_params(config, len(text.vocabulary))
+    mesh = sharding.make_mesh()
+    dev = score(config, params, text.dev, "exact", make_eval_step(config, mesh), mesh)
+    finished = result.make_result(config, text, dev, dev, 0.0, 0.0)
+
+    saved = Saved(6, Position(), 0.0, text.fingerprint, "", {})
+    monkeypatch.setattr(report, "load_params", lambda *_: (config, saved, params))
+    monkeypatch.setattr(report.workdir, "check_same_run", lambda *_: [])
+    monkeypatch.setattr(report, "draw", lambda run: drawn.append(run) or [])
+    drawn: list[Any] = []
+    assert report.report(tmp_path, "latest") == 0
+    result.write_result(tmp_path, finished)
+    assert report.report(tmp_path, "latest") == 0
+    # A result of another step says nothing about this checkpoint.
+    result.write_result(tmp_path, finished | {"steps": 7, "z_LH": [[0.0, 0.0]] * 2, "dev_bits": 99.0})
+    assert report.report(tmp_path, "latest") == 0
+    assert [run.dev_bits for run in drawn] == [None, dev.bits, None]
+    for run in drawn:
+        summary = report._summary(run, [])
+        for name in ("average_span", "shortest_span", "longest_span"):
+            assert summary[name] == pytest.approx(finished[name], rel=1e-4), name
+    drawing = spans_by_layer(drawn[0].z_LH, config.span.ramp, config.span.limit)
+    assert f"between {finished['shortest_span']:.1f} and {finished['longest_span']:.1f} positions" in drawing.alt
+
+
 def test_figures_take_the_colour_of_the_text_around_them():
     svg = spans_by_layer(np.ones((2, 2)), 5, 37).svg()
     assert "currentColor" in svg
@@ -173,8 +198,8 @@ def test_tables_show_published_numbers_and_the_run():
     text8, enwik8, dynamic = tables(run)
     assert [shown(text8.rows[1], column) for column in text8.columns[1:]] == ["12", "314", "38M", "42M", "1.05", "1.11"]
     assert [shown(enwik8.rows[-2], column) for column in enwik8.columns[3:]] == ["181M", "1.00", "0.98"]
-    assert [shown(row, "average_span") for row in dynamic.rows] == ["123", "149", "36"]
-    assert [shown(run, column) for column in text8.columns] == ["this run", "4", "36", "848k", "816k", "2.242", "–"]
+    assert [shown(row, "average_span") for row in dynamic.rows] == ["123", "149", "36.5"]
+    assert [shown(run, column) for column in text8.columns] == ["this run", "4", "36.5", "848k", "816k", "2.242", "–"]
     assert "217M" in text8.footnotes[0]
 
 

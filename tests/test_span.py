@@ -43,12 +43,12 @@ def test_reach_is_where_mask_and_derivative_end():
     assert int(span.reach(jnp.asarray(990.0), 32, 1000)) == 1000
 
 
-def test_average_and_longest_span():
+def test_average_and_head_spans():
     z_LH = np.array([[0.0, 0.2], [30.0, 99.0]])
     assert span.average_span(z_LH, 8, 100) == (1 + 8 + 65 + 8) / 2
     assert span.average_span(z_LH, 40, 100) == (1 + 40 + 100) / 2
-    assert span.longest_span(z_LH, 8, 1000) == 107
-    assert span.longest_span(z_LH, 8, 100) == 100
+    assert_array_equal(span.head_spans(z_LH, 8, 1000), [[8, 8.2], [38, 107]])
+    assert_array_equal(span.head_spans(z_LH, 8, 100), [[8, 8.2], [38, 100]])
 
 
 def make(kind: str) -> Any:

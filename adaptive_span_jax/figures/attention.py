@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.ticker import StrMethodFormatter
 
 from adaptive_span_jax.figures.drawing import BLUE, RED, Drawing, panels, styled
-from adaptive_span_jax.figures.spans import spans_of
+from adaptive_span_jax.span import head_spans
 
 
 def short_and_long_head(weight_LHS: np.ndarray, z_LH: np.ndarray) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -24,8 +24,8 @@ def attention_patterns(weight_LHS: np.ndarray, z_LH: np.ndarray, ramp: int, quer
     chosen = short_and_long_head(weight_LHS, z_LH)
     figure, axes = panels()
     for (layer, head), colour, dashes in zip(chosen, (BLUE, RED), ("-", "--"), strict=True):
-        weight_S, span = weight_LHS[layer, head], float(spans_of(z_LH[layer, head], ramp, limit))
-        label = f"layer {layer + 1}, head {head + 1}: span {span:,.0f}"
+        weight_S, span = weight_LHS[layer, head], float(head_spans(z_LH[layer, head], ramp, limit))
+        label = f"layer {layer + 1}, head {head + 1}: span {span:,.1f}"
         axes.plot(
             distance_S, np.where(weight_S > 0, weight_S, np.nan), dashes, color=colour, linewidth=1.3, label=label
         )

@@ -7,11 +7,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 
 from adaptive_span_jax.figures.drawing import BLUE, INK, Drawing, panels, shades, styled
+from adaptive_span_jax.span import head_spans
 
 
 def span_heat_map(z_LH: np.ndarray, ramp: int, limit: int) -> Figure:
     """The span of every head in positions, ramp included, one row per layer with the last layer on top."""
-    span_LH = spans_of(np.ceil(z_LH), ramp, limit)
+    span_LH = head_spans(z_LH, ramp, limit)
     layers, heads = span_LH.shape
     figure = Figure(figsize=(1.8 + 0.55 * heads, 1.4 + 0.4 * layers), layout="constrained")
     axes = figure.add_subplot()
@@ -21,7 +22,7 @@ def span_heat_map(z_LH: np.ndarray, ramp: int, limit: int) -> Figure:
     for layer, head in np.ndindex(layers, heads):
         value = span_LH[layer, head]
         colour = "black" if scale(value) > 0.5 else "white"
-        axes.text(head, layer, f"{value:.0f}", ha="center", va="center", fontsize=8, color=colour)
+        axes.text(head, layer, f"{value:.1f}", ha="center", va="center", fontsize=8, color=colour)
     axes.set(xlabel="head", ylabel="layer", title="Span of every head (positions)")
     axes.set_xticks(range(heads), [str(head + 1) for head in range(heads)])
     axes.set_yticks(range(layers), [str(layer + 1) for layer in range(layers)])
@@ -30,15 +31,10 @@ def span_heat_map(z_LH: np.ndarray, ramp: int, limit: int) -> Figure:
     return figure
 
 
-def spans_of(z: np.ndarray, ramp: int, limit: int) -> np.ndarray:
-    """z → how many positions are read, ramp included."""
-    return np.minimum(z + ramp, limit)
-
-
 @styled
-def spans_by_layer(z_LH: np.ndarray, ramp: int, limit: int) -> Drawing:
-    """The paper's Figure 5."""
-    span_LH = spans_of(z_LH, ramp, limit)
+def spans_by_layer(z_LH: np.ndarray, ramp: int, limit: int, averaged: str = "") -> Drawing:
+    """The paper's Figure 5; `averaged`: over which tokens, where spans depend on them."""
+    span_LH = head_spans(z_LH, ramp, limit)
     layers, heads = span_LH.shape
     figure, axes = panels()
     # Heads of a layer stand side by side, so that equal spans do not hide each other.
@@ -51,8 +47,9 @@ def spans_by_layer(z_LH: np.ndarray, ramp: int, limit: int) -> Drawing:
     return Drawing(
         name="spans",
         title="Span of every head",
-        caption=f"Each dot is a head; the span counts the ramp of {ramp} positions (paper, Figure 5).",
-        alt=f"Spans of {layers} layers of {heads} heads between {span_LH.min():.0f} and {span_LH.max():.0f} positions, "
+        caption=f"Each dot is a head{', ' * bool(averaged)}{averaged}; the span counts the ramp of {ramp} positions "
+        "(paper, Figure 5).",
+        alt=f"Spans of {layers} layers of {heads} heads between {span_LH.min():.1f} and {span_LH.max():.1f} positions, "
         f"the longest in layer {longest[0] + 1}; the limit is {limit}.",
         figure=figure,
         columns=("layer", "head", "z_positions", "span_positions"),
@@ -66,7 +63,7 @@ def spans_by_layer(z_LH: np.ndarray, ramp: int, limit: int) -> Drawing:
 @styled
 def span_history(steps_N: np.ndarray, z_NLH: np.ndarray, ramp: int, limit: int) -> Drawing:
     """How the spans grew over training."""
-    span_NLH = spans_of(z_NLH, ramp, limit)
+    span_NLH = head_spans(z_NLH, ramp, limit)
     layers = span_NLH.shape[1]
     figure, axes = panels()
     colours = shades(layers)
@@ -86,7 +83,7 @@ def span_history(steps_N: np.ndarray, z_NLH: np.ndarray, ramp: int, limit: int) 
         name="span_history",
         title="Spans over training",
         caption="One line per head; colours go from the first layer to the last.",
-        alt=f"Spans of all heads between step {steps_N[0]} and step {steps_N[-1]}: from {first:.0f} to {last:.0f} "
+        alt=f"Spans of all heads between step {steps_N[0]} and step {steps_N[-1]}: from {first:.1f} to {last:.1f} "
         "positions on average.",
         figure=figure,
         columns=("step", "layer", "head", "span_positions"),

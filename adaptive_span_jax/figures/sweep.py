@@ -54,7 +54,7 @@ def span_sweep(points: Sequence[Point], unit: str) -> Drawing:
         title="Bits, spans and cost as S grows",
         caption="Runs that differ in nothing but their span (paper, Figure 3).",
         alt="; ".join(
-            f"{point.kind} S = {point.limit}: {point.dev_bits:.3f} bits, average span {point.average_span:.0f}"
+            f"{point.kind} S = {point.limit}: {point.dev_bits:.3f} bits, average span {point.average_span:.1f}"
             for point in points
         ),
         figure=figure,

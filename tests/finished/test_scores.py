@@ -13,8 +13,12 @@ from numpy.testing import assert_allclose
 import adaptive_span_jax
 from adaptive_span_jax import convert, evaluate, flops, sharding, step
 from adaptive_span_jax.errors import UserError
+from adaptive_span_jax.finished_model import FinishedModel
+from adaptive_span_jax.saved import Saved
 from adaptive_span_jax.score import make_finished_step, score, score_finished
-from tests.conftest import tiny_config, use_devices
+from adaptive_span_jax.segments import Position
+from adaptive_span_jax.trained_model import TrainedModel
+from tests.conftest import random_params, tiny_config, use_devices
 from tests.finished.conftest import CONFIG, TEXT
 
 pytestmark = pytest.mark.xdist_group("finished")  # one run serves all files of this folder
@@ -44,6 +48,35 @@ def test_logprobs_and_spans_are_what_evaluation_gives(model):
     assert_allclose(-np.concatenate(halves).mean(dtype=np.float64), expected.nats, atol=1e-5)
     assert model.logprobs(TEXT[:1]).shape == (0,)
     assert_allclose(model.spans(), np.minimum(expected.z_LH + CONFIG.span.ramp, CONFIG.span.limit), rtol=1e-6)
+
+
+def test_dynamic_spans_are_averaged_over_the_scored_tokens_and_nothing_else(tmp_path):
+    """Padding at the end of streams and segments counts nowhere, and every way to ask gives one number."""
+    mesh = sharding.make_mesh(jax.devices()[:1])
+    found = []
+    for streams, segment in ((1, 100), (1, 13), (2, 50), (2, 13)):  # 100 targets; segments of 13 leave padding
+        config = tiny_config(
+            span={"kind": "dynamic", "limit": 90},
+            model={"layers": 2, "attention": "plain"},
+            train={"segment": segment},
+            evaluate={"streams": streams},
+        )
+        params = random_params(config, 11)
+        # Padding repeats the last tokens, or is token 0, so that either would move the average.
+        ids = np.r_[np.random.default_rng(1).integers(1, 10, 100), 10].astype(np.uint8)
+        finished = FinishedModel.of(config, params)
+        found += [
+            score(config, params, ids, "exact", step.make_eval_step(config, mesh), mesh).z_LH,
+            score_finished(finished, ids, "exact", make_finished_step(finished, mesh), mesh).z_LH,
+        ]
+        if streams == 1:
+            saved = Saved(0, Position(), 0.0, "", "".join(map(chr, range(97, 108))), {})
+            text = bytes(97 + ids)
+            model = TrainedModel(config, saved, params, mesh)
+            assert_allclose(model.spans(text), np.minimum(found[0] + config.span.ramp, 90), rtol=1e-4)
+    assert np.ptp(found[0]) > 1
+    for one, other in ((0, 1), (0, 2), (0, 3), (4, 5), (4, 6), (4, 7)):
+        assert_allclose(found[other], found[one], rtol=1e-4)
 
 
 @pytest.mark.parametrize("streams", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 5))])
