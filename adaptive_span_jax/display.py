@@ -67,12 +67,14 @@ class _TrainingBar(Progress):
         parts = task.description.split("  ")
         while parts and len("  ".join(parts)) + self._SHORTEST_BAR + 2 > room:
             parts.pop()
-        cells = [Text("  ".join(parts)), left] if parts else [left]
-        bar = room - 1 - (len(cells[0]) + 1 if parts else 0)
+        cells: list[Text | ProgressBar] = [step]
+        bar = room - 1 - (len("  ".join(parts)) + 1 if parts else 0)
         if bar >= self._SHORTEST_BAR:
-            cells.insert(0, ProgressBar(total=task.total, completed=task.completed, width=bar))
+            cells.append(ProgressBar(total=task.total, completed=task.completed, width=bar))
+        if parts:
+            cells.append(Text("  ".join(parts)))
         line = Table.grid(padding=(0, 1))
-        line.add_row(step, *cells)
+        line.add_row(*cells, left)
         return line
 
 

@@ -60,11 +60,11 @@ def downloaded(source: Source, folder: Path) -> Path:
 
 
 def checked_text(source: Source, path: Path) -> bytes:
-    """The text in a local copy: the published zip, or the text itself, plain or as .gz, .bz2 or .xz."""
+    """The text in a local copy, plain or as .zip, .gz, .bz2 or .xz. Its own hash decides, not that of the archive."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name the file: --config.data.archive={path / source.name}.zip")
     if not path.is_file():
         raise UserError(f"There is no file {path}. {source.advice}")
-    if path.suffix == ".zip":
-        _check(source, str(path), path.read_bytes(), source.zip_bytes, source.zip_sha256)
     try:
         text = unpacked(path)
     except UserError as error:
