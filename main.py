@@ -76,13 +76,13 @@ def _run(config: Config, name: str, directory: Path, command: str) -> int:
 
     from adaptive_span_jax import (
         compress,
-        corpus,
         cpu,
         doctor,
         evaluate,
         generate,
         hosts,
         plan,
+        prepare,
         report,
         train,
         user_cache,
@@ -103,8 +103,7 @@ def _run(config: Config, name: str, directory: Path, command: str) -> int:
             case "doctor":
                 return doctor.doctor(config, directory, _EXPECT_DEVICES.value)
             case "prepare":
-                hosts.on_first("data", lambda: corpus.prepare(config.data))
-                return 0
+                return prepare.prepare(config.data)
             case "evaluate":
                 return evaluate.evaluate(config, directory, _STEP.value)
             case "report":

@@ -11,7 +11,7 @@ from adaptive_span_jax import user_cache
 from adaptive_span_jax.config import DataConfig
 from adaptive_span_jax.datasets import prepared
 from adaptive_span_jax.errors import UserError
-from adaptive_span_jax.text_files import files_under, read_text, stdlib_files
+from adaptive_span_jax.text_files import files_under, read_text, stdlib_files, stdlib_folder
 
 PUBLISHED_VOCABULARY_SIZES = {"enwik8": 205, "text8": 28}
 PUBLISHED_SPLITS = (0.9, 0.05, 0.05)
@@ -74,6 +74,18 @@ def prepare(data: DataConfig) -> None:
     _refuse_unused_fields(data)
     if data.source in PUBLISHED_VOCABULARY_SIZES:
         prepared.prepare(data.source, _directory(data), data.archive)
+
+
+def is_prepared(data: DataConfig) -> bool:
+    """Whether `load` finds all it needs; for `files` and `stdlib` that is always so."""
+    return data.source not in PUBLISHED_VOCABULARY_SIZES or prepared.is_prepared(data.source, _directory(data))
+
+
+def place(data: DataConfig) -> Path:
+    """Where the text is: the folder of prepared records, or the user's own file or folder."""
+    if data.source in PUBLISHED_VOCABULARY_SIZES:
+        return prepared.folder(data.source, _directory(data))
+    return Path(data.path).expanduser() if data.source == "files" else stdlib_folder()
 
 
 def load(data: DataConfig) -> Corpus:

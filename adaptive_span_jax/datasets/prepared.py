@@ -33,7 +33,7 @@ def prepare(name: str, directory: Path, archive: str = "") -> None:
 
 def is_prepared(name: str, directory: Path) -> bool:
     """Whether complete records are there: the folder gets its name only when they are."""
-    return (_folder(name, directory) / "dataset_info.json").exists()
+    return (folder(name, directory) / "dataset_info.json").exists()
 
 
 def read(name: str, directory: Path) -> tuple[bytearray, bytearray, bytearray]:
@@ -41,17 +41,18 @@ def read(name: str, directory: Path) -> tuple[bytearray, bytearray, bytearray]:
 
     Read without TFDS, whose import takes longer than reading 100 MB; `tests/datasets/` holds it against TFDS.
     """
-    folder = _folder(name, directory)
+    place = folder(name, directory)
     try:
-        train, dev, test = (_read_split(folder, f"{name}-{split}.array_record") for split in SPLITS)
+        train, dev, test = (_read_split(place, f"{name}-{split}.array_record") for split in SPLITS)
     except (OSError, ValueError, RuntimeError, IndexError) as error:
         raise UserError(
-            f"The prepared {name} in {folder} is damaged: {error}. Delete that folder; the next start prepares it anew"
+            f"The prepared {name} in {place} is damaged: {error}. Delete that folder; the next start prepares it anew"
         ) from error
     return train, dev, test
 
 
-def _folder(name: str, directory: Path) -> Path:
+def folder(name: str, directory: Path) -> Path:
+    """Where the records of a corpus are, once prepared."""
     return directory / name / VERSION
 
 
