@@ -88,6 +88,13 @@ def place(data: DataConfig) -> Path:
     return Path(data.path).expanduser() if data.source == "files" else stdlib_folder()
 
 
+def check_archive(data: DataConfig) -> None:
+    """Refuses a local copy that `prepare` would refuse; writes nothing."""
+    _refuse_unused_fields(data)
+    if data.archive:
+        prepared.check_archive(data.source, data.archive)
+
+
 def load(data: DataConfig) -> Corpus:
     """The corpus that the config names, prepared first if nobody has done so yet."""
     _refuse_unused_fields(data)

@@ -114,8 +114,10 @@ def _prove_writable(workdir: Path) -> None:
     try:
         storage.make_folder(workdir)
         probe = workdir / f".writable.{os.getpid()}"
-        probe.write_bytes(b"x")
-        probe.unlink()
+        try:
+            probe.write_bytes(b"x")
+        finally:
+            probe.unlink(missing_ok=True)  # on a full disk an empty file is there
     except Exception as error:
         if not isinstance(error, OSError) and not storage.is_failure(error):
             raise

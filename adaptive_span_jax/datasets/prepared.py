@@ -4,9 +4,14 @@ import contextlib
 import io
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from adaptive_span_jax import lock
+from adaptive_span_jax.datasets.source import checked_text
 from adaptive_span_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from adaptive_span_jax.datasets.builder import TextBuilder
 
 VERSION = "1.0.0"  # of the records of both corpora; a change of their content or layout needs a new one
 SPLITS = ("train", "dev", "test")
@@ -34,6 +39,11 @@ def prepare(name: str, directory: Path, archive: str = "") -> None:
 def is_prepared(name: str, directory: Path) -> bool:
     """Whether complete records are there: the folder gets its name only when they are."""
     return (folder(name, directory) / "dataset_info.json").exists()
+
+
+def check_archive(name: str, archive: str) -> None:
+    """Refuses a local copy whose text is not the published one."""
+    checked_text(_builder(name).SOURCE, Path(archive).expanduser())
 
 
 def read(name: str, directory: Path) -> tuple[bytearray, bytearray, bytearray]:
@@ -99,13 +109,17 @@ def _field(message: memoryview, number: int) -> memoryview:
         position = end
 
 
+def _builder(name: str) -> type["TextBuilder"]:
+    from adaptive_span_jax.datasets.enwik8 import Enwik8  # imports TFDS, which takes seconds
+    from adaptive_span_jax.datasets.text8 import Text8
+
+    return {"enwik8": Enwik8, "text8": Text8}[name]
+
+
 def _build(name: str, directory: Path, archive: str) -> None:
     import tensorflow_datasets as tfds
 
-    from adaptive_span_jax.datasets.enwik8 import Enwik8
-    from adaptive_span_jax.datasets.text8 import Text8
-
-    builder = {"enwik8": Enwik8, "text8": Text8}[name](data_dir=directory, archive=archive)
+    builder = _builder(name)(data_dir=directory, archive=archive)
     tfds.disable_progress_bar()  # the builder shows its own
     with contextlib.redirect_stdout(io.StringIO()):  # TFDS announces a download of unknown size, even from a local file
         builder.download_and_prepare()
