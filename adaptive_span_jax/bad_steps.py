@@ -26,8 +26,9 @@ class BadSteps:
         )
         if self.in_a_row >= self._config.train.max_bad_steps:
             raise UserError(
-                f"{self.in_a_row} steps in a row up to step {step:,} had a loss or gradient that is not finite "
-                f"(config.train.max_bad_steps). Nothing was saved since the first of them; the checkpoints before are "
+                f"{display.counted(self.in_a_row, 'step')} in a row up to step {step:,} had a loss or gradient "
+                "that is not finite (config.train.max_bad_steps). Nothing was saved since the first of them; the "
+                "checkpoints before are "
                 "kept, and the same command goes on from the newest. What to try: a smaller config.train.learning_rate "
                 f"(now {self._config.train.learning_rate:g}), a longer config.train.warmup_steps "
                 f"(now {self._config.train.warmup_steps:,}), or config.model.compute_dtype=float32 in a new run "

@@ -10,6 +10,7 @@ import numpy as np
 from adaptive_span_jax import user_cache
 from adaptive_span_jax.config import DataConfig
 from adaptive_span_jax.datasets import prepared
+from adaptive_span_jax.display import counted
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.text_files import files_under, read_text, stdlib_files, stdlib_folder
 
@@ -45,7 +46,7 @@ def encode(text: bytes, vocabulary: tuple[bytes, ...], name: str) -> np.ndarray:
     if unseen:
         symbol = unseen[:1]
         raise UserError(
-            f"The symbol {symbol!r} at byte {text.index(symbol)} is not among the {len(vocabulary)} symbols "
+            f"The symbol {symbol!r} at byte {text.index(symbol)} is not among the {counted(len(vocabulary), 'symbol')} "
             f"of {name}; leave it out, or train on text that has it"
         )
     return _ids(text, vocabulary)
@@ -129,7 +130,7 @@ def from_texts(name: str, unit: str, texts: Sequence[bytes | bytearray]) -> Corp
     for part, text in zip(prepared.SPLITS, texts, strict=True):
         if len(text) < 2:
             raise UserError(
-                f"The {part} part of {name} has {len(text)} bytes, too few to predict one from another; "
+                f"The {part} part of {name} has {counted(len(text), 'byte')}, too few to predict one from another; "
                 "use more text, or other config.data.splits"
             )
     vocabulary = _symbols_in_order(texts)

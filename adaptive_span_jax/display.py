@@ -28,11 +28,18 @@ def say(message: str) -> None:
 
 def size(count: float) -> str:
     """Bytes in a readable unit."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
         count /= 1024
-    raise AssertionError
+        if count < 1024:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1024:,.1f} PiB"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number and what it counts: 1 byte, 2 bytes."""
+    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def duration(seconds: float) -> str:

@@ -69,7 +69,7 @@ def check_devices(expected: int) -> str:
     """Refuses CPUs where there is an accelerator, and another number of devices than expected (0: any number)."""
     devices = jax.devices()
     kind = f"{len(devices)} × {devices[0].device_kind} ({devices[0].platform})"
-    described = f"{kind} in {jax.process_count()} process{'es' if jax.process_count() > 1 else ''}"
+    described = f"{kind} in {display.counted(jax.process_count(), 'process')}"
     unused = _accelerator()
     if unused and jax.default_backend() == "cpu" and os.environ.get("JAX_PLATFORMS") != "cpu":
         requirements = {"TPU": "requirements-tpu.txt", "NVIDIA GPU": "requirements-gpu.txt"}[unused]
@@ -104,7 +104,9 @@ def check_sum(mesh: Mesh) -> str:
     )
     total = float(jax.jit(lambda numbers: numbers.sum(), out_shardings=sharding.replicated(mesh))(ones))
     if total != mesh.size:
-        raise UserError(f"{mesh.size} devices added up 1 each and found {total}; restart the machine")
+        raise UserError(
+            f"{display.counted(mesh.size, 'device')} added up 1 each and found {total}; restart the machine"
+        )
     return f"a sum over all devices compiled and ran in {time.perf_counter() - started:.1f} s"
 
 
@@ -134,7 +136,7 @@ def check_data(config: Config) -> str:
         corpora.check_archive(config.data)
         return f"{config.data.source} is not prepared yet; --mode=prepare or the first training does it"
     Streams(corpus.train, config.train.batch_size, config.train.segment, config.seed)
-    return f"{corpus.name}: {corpus.train.size:,} tokens to train on, fingerprint {corpus.fingerprint}"
+    return f"{corpus.name}: {display.counted(corpus.train.size, 'token')} to train on, fingerprint {corpus.fingerprint}"
 
 
 def check_step(config: Config, mesh: Mesh) -> str:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adaptive_span_jax.config import Config
+from adaptive_span_jax.display import counted
 
 # Fewer lines of the log than this, counted after warm-up, say nothing about where spans are going.
 _LINES = 6
@@ -64,8 +65,8 @@ def _saturated(config: Config, spans: Sequence[dict[str, Any]]) -> Concern | Non
         return None
     return Concern(
         "saturated",
-        f"spans are saturated: {full} of {z_LH.size} heads read all S = {limit:,} positions at step "
-        f"{spans[-1]['step']:,}",
+        f"spans are saturated: {full} of {counted(z_LH.size, 'head')} read all S = {counted(limit, 'position')} at "
+        f"step {spans[-1]['step']:,}",
         f"Try a larger limit (config.span.limit, in a new run), or, if they should be shorter, a larger penalty "
         f"(config.span.penalty is {config.span.penalty:g})",
     )

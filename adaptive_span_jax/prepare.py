@@ -20,7 +20,7 @@ def _prepare(data: DataConfig) -> None:
         f"{corpus.name}, {'already there' if before else 'prepared now'}",
         {
             "tokens": ", ".join(f"{name} {ids.size:,}" for name, ids in parts),
-            "vocabulary": f"{len(corpus.vocabulary)} symbols",
+            "vocabulary": display.counted(len(corpus.vocabulary), "symbol"),
             "fingerprint": corpus.fingerprint,
             "found in": str(corpora.place(data)),
         },

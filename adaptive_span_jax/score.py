@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from adaptive_span_jax import cpu, loss, model, sharding, span
 from adaptive_span_jax.config import Config
+from adaptive_span_jax.display import counted
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.finished_model import FinishedModel
 from adaptive_span_jax.head_reach import CHUNK
@@ -104,8 +105,9 @@ def _segments(config: Config, ids: np.ndarray, protocol: str) -> list[ScoredSegm
     segments = list(PROTOCOLS[protocol](ids, streams, length))
     if not segments:
         raise UserError(
-            f"a text of {ids.size:,} tokens has no whole segment of {length} (config.train.segment) in each of "
-            f"{streams} streams (config.evaluate.streams); use more text, fewer streams or shorter segments"
+            f"a text of {counted(ids.size, 'token')} has no whole segment of {length} (config.train.segment) in each "
+            f"of {counted(streams, 'stream')} (config.evaluate.streams); use more text, fewer streams or "
+            "shorter segments"
         )
     return segments
 

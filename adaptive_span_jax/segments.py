@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from adaptive_span_jax.display import counted
 from adaptive_span_jax.errors import UserError
 
 
@@ -45,9 +46,9 @@ class Streams:
         # An epoch may start up to segment − 1 tokens late and needs a segment and its last target after that.
         if self.length < 2 * self.segment:
             raise UserError(
-                f"the training text has {self.ids.size:,} tokens: {self.streams} streams (config.train.batch_size) of "
-                f"{self.length:,}, but each must hold two segments of {self.segment} (config.train.segment); "
-                "use more text, fewer streams or shorter segments"
+                f"the training text has {counted(self.ids.size, 'token')}: {counted(self.streams, 'stream')} "
+                f"(config.train.batch_size) of {self.length:,}, but each must hold two segments of {self.segment} "
+                "(config.train.segment); use more text, fewer streams or shorter segments"
             )
 
     @property

@@ -1,6 +1,7 @@
 """Everything on the devices that a training step changes, and how it is made: shapes, then shardings, then values."""
 
 import dataclasses
+import operator
 from typing import Any
 
 import jax
@@ -8,9 +9,13 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from adaptive_span_jax import model, sharding
+from adaptive_span_jax import display, model, sharding
 from adaptive_span_jax.config import Config
+from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.memory import Memory
+
+# 16 TiB, far more than any run of this model needs: a mistyped number, not a wish.
+_LARGEST_BYTES = 2**44
 
 
 @jax.tree_util.register_dataclass
@@ -25,8 +30,15 @@ class TrainState:
 
 
 def abstract_state(config: Config, vocabulary: int, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-    """The state's shapes, types and shardings, without any values."""
+    """The state's shapes, types and shardings, without any values; refuses sizes that cannot be meant."""
     shapes = jax.eval_shape(lambda: _init(config, vocabulary, optimizer))
+    if (needed := sharding.total_bytes(shapes)) > _LARGEST_BYTES:
+        sizes = ("model.layers", "model.width", "model.feedforward", "span.limit", "train.batch_size")
+        values = (f"config.{name} is {operator.attrgetter(name)(config):,}" for name in sizes)
+        raise UserError(
+            f"parameters, optimizer state and memory would take {display.size(needed)}, which cannot be meant: "
+            f"{', '.join(values)}; make one of them smaller"
+        )
     shardings = dataclasses.replace(
         jax.tree_util.tree_map_with_path(
             lambda path, leaf: sharding.shared_out(mesh, leaf.shape, _stacked(path)), shapes

@@ -9,7 +9,7 @@ from pathlib import Path
 from adaptive_span_jax import display, hosts, lock, sealed, storage
 from adaptive_span_jax.checkpoint import Saved
 from adaptive_span_jax.config import Config, differences
-from adaptive_span_jax.display import size
+from adaptive_span_jax.display import counted, size
 from adaptive_span_jax.errors import UserError
 
 # Fields that may change between the parts of a run. All others decide what the checkpoint's arrays are or mean.
@@ -79,8 +79,9 @@ def check_space(workdir: Path, checkpoint_bytes: int, keep: int) -> None:
     if more * checkpoint_bytes > free:
         aside = sealed.bytes_in(folder / sealed.DAMAGED)
         raise UserError(
-            f"--workdir={workdir} has {size(free)} free, but {more} {'more ' if there else ''}checkpoints of "
-            f"{size(checkpoint_bytes)} need {size(more * checkpoint_bytes)}; make room, "
+            f"--workdir={workdir} has {size(free)} free, but "
+            f"{counted(more, 'more checkpoint' if there else 'checkpoint')} of {size(checkpoint_bytes)} would take "
+            f"{size(more * checkpoint_bytes)}; make room, "
             + (f"delete the {size(aside)} that were set aside in {folder / sealed.DAMAGED}, " if aside else "")
             + f"name another --workdir, or keep fewer (config.checkpoint.keep is {keep})"
         )

@@ -38,3 +38,16 @@ def test_the_rest_is_dropped_part_by_part_from_its_end(monkeypatch, width, kept)
     parts = REST.split("  ")
     assert [part in line for part in parts] == [True] * kept + [False] * (3 - kept), line
     assert "…" not in line
+
+
+def test_sizes_and_counts_are_readable():
+    sizes = {0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 2**30: "1.0 GiB", 2**40: "1.0 TiB", 3 * 2**49: "1.5 PiB"}
+    assert {count: display.size(count) for count in sizes} == sizes
+    assert display.size(2**63) == "8,192.0 PiB"
+    assert [display.counted(count, "byte") for count in (0, 1, 2, 1234)] == [
+        "0 bytes",
+        "1 byte",
+        "2 bytes",
+        "1,234 bytes",
+    ]
+    assert display.counted(2, "process") == "2 processes"

@@ -154,3 +154,18 @@ def test_missing_packages_are_named(monkeypatch):
     monkeypatch.setattr(doctor, "_PACKAGES", ("jax", "no-such-package"))
     with pytest.raises(UserError, match="no-such-package not installed"):
         doctor.check_versions()
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value"),
+    [("model", "layers", 4_000_000_000), ("model", "width", 40_000_000), ("model", "feedforward", 10**14)],
+)
+def test_sizes_that_cannot_be_meant_are_named(tmp_path, capsys, section, field, value):
+    config = tiny_config(**{section: {field: value}}, train={"batch_size": 8})
+    assert doctor.doctor(config, tmp_path / "run", expected=8) == 2
+    failed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAILED")]
+    assert [line.split(":")[0] for line in failed] == ["FAILED  workdir", "FAILED  training step"]
+    for line in failed:
+        assert "cannot be meant" in line
+        assert f"config.{section}.{field} is {value:,}" in line
+        assert "GiB" not in line

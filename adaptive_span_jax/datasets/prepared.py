@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from adaptive_span_jax import lock
 from adaptive_span_jax.datasets.source import checked_text
+from adaptive_span_jax.display import counted
 from adaptive_span_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def _read_split(folder: Path, prefix: str) -> bytearray:
 
     shards = sorted(folder.glob(f"{prefix}-*-of-*"))
     if not shards or len(shards) != int(shards[0].name.rpartition("-")[2]):
-        raise ValueError(f"{len(shards)} files named {prefix}-… are not all of them")
+        raise ValueError(f"found {counted(len(shards), 'file')} named {prefix}-…, not all of them")
     text = bytearray()
     for shard in shards:
         reader = array_record_module.ArrayRecordReader(str(shard))

@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from adaptive_span_jax.display import counted
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.text_files import unpacked
 
@@ -71,8 +72,8 @@ def checked_text(source: Source, path: Path) -> bytes:
         packed = path.read_bytes()
         raise UserError(
             f"{error} Expected {source.text_bytes:,} bytes with SHA-256 {source.text_sha256} once unpacked, found "
-            f"{len(packed):,} bytes with SHA-256 {hashlib.sha256(packed).hexdigest()} that cannot be unpacked. "
-            f"{source.advice}"
+            f"{counted(len(packed), 'byte')} with SHA-256 {hashlib.sha256(packed).hexdigest()} that cannot be unpacked"
+            f". {source.advice}"
         ) from error
     _check(source, f"The text in {path}", text, source.text_bytes, source.text_sha256)
     return text
@@ -83,7 +84,7 @@ def _check(source: Source, what: str, content: bytes, expected_bytes: int, expec
     if (len(content), found) != (expected_bytes, expected_sha256):
         raise UserError(
             f"{what} is not {source.name}: expected {expected_bytes:,} bytes with SHA-256 {expected_sha256}, "
-            f"found {len(content):,} bytes with SHA-256 {found}. {source.advice}"
+            f"found {counted(len(content), 'byte')} with SHA-256 {found}. {source.advice}"
         )
 
 
