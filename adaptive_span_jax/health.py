@@ -24,6 +24,21 @@ class Concern(NamedTuple):
     advice: str
 
 
+def config_concerns(config: Config) -> list[Concern]:
+    """What to warn of before the first step, given the config alone."""
+    limit, ramp = config.span.limit, config.span.ramp
+    if config.span.kind == "fixed" or ramp <= limit:
+        return []
+    return [
+        Concern(
+            "ramp",
+            f"config.span.ramp is {ramp:,}, longer than config.span.limit, which is {limit:,}: the mask never falls to "
+            "0 within the limit, so every head reads all of it and spans save nothing",
+            "Make the ramp shorter (published: 32) or the limit larger",
+        )
+    ]
+
+
 def concerns(config: Config, metrics: Sequence[dict[str, Any]], spans: Sequence[dict[str, Any]]) -> list[Concern]:
     """What to warn of, given the lines of `metrics.jsonl` and `spans.jsonl` so far."""
     if config.span.kind == "fixed" or not spans:

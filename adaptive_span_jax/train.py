@@ -271,3 +271,5 @@ def _show_start(
             "starting": f"from step {saved.step:,}" if saved.step else "from the beginning",
         },
     )
+    for concern in health.config_concerns(config):
+        display.say(health.describe(concern))
