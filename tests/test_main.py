@@ -32,6 +32,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
         ("--config=configs/nowhere.py", "configs/ has base.py"),
         ("--config=configs/text8_fixed.py:long", "configs/text8_fixed.py cannot use the argument 'long'"),
         ("--config=configs/enwik8.py:2048", "configs/enwik8.py cannot use the argument '2048'"),
+        ("--config=configs/text8_fixed.py:", "configs/text8_fixed.py: has no argument after the colon; give one"),
         ("--mode=fly", "<train|evaluate"),
         ("--speed=9", "'speed'"),
         ("--prompt=a", "--prompt is for --mode=generate, not for train"),
