@@ -16,6 +16,7 @@ from adaptive_span_jax.memory import Memory
 
 # 16 TiB, far more than any run of this model needs: a mistyped number, not a wish.
 _LARGEST_BYTES = 2**44
+_SIZES = ("model.layers", "model.width", "model.feedforward", "span.limit", "train.batch_size")
 
 
 @jax.tree_util.register_dataclass
@@ -31,14 +32,9 @@ class TrainState:
 
 def abstract_state(config: Config, vocabulary: int, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
     """The state's shapes, types and shardings, without any values; refuses sizes that cannot be meant."""
+    _check_size(config, max(operator.attrgetter(name)(config) for name in _SIZES))  # which JAX may fail to describe
     shapes = jax.eval_shape(lambda: _init(config, vocabulary, optimizer))
-    if (needed := sharding.total_bytes(shapes)) > _LARGEST_BYTES:
-        sizes = ("model.layers", "model.width", "model.feedforward", "span.limit", "train.batch_size")
-        values = (f"config.{name} is {operator.attrgetter(name)(config):,}" for name in sizes)
-        raise UserError(
-            f"parameters, optimizer state and memory would take {display.size(needed)}, which cannot be meant: "
-            f"{', '.join(values)}; make one of them smaller"
-        )
+    _check_size(config, sharding.total_bytes(shapes))
     shardings = dataclasses.replace(
         jax.tree_util.tree_map_with_path(
             lambda path, leaf: sharding.shared_out(mesh, leaf.shape, _stacked(path)), shapes
@@ -58,6 +54,15 @@ def _init(config: Config, vocabulary: int, optimizer: optax.GradientTransformati
     params = model.init(config, vocabulary, jax.random.key(config.seed))
     memory = model.init_memory(config, config.train.batch_size)
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), memory)
+
+
+def _check_size(config: Config, needed: int) -> None:
+    if needed > _LARGEST_BYTES:
+        values = (f"config.{name} is {operator.attrgetter(name)(config):,}" for name in _SIZES)
+        raise UserError(
+            f"parameters, optimizer state and memory would take at least {display.size(needed)}, which cannot be "
+            f"meant: {', '.join(values)}; make one of them smaller"
+        )
 
 
 def _stacked(path: tuple) -> bool:

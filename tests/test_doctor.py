@@ -158,7 +158,7 @@ def test_missing_packages_are_named(monkeypatch):
 
 @pytest.mark.parametrize(
     ("section", "field", "value"),
-    [("model", "layers", 4_000_000_000), ("model", "width", 40_000_000), ("model", "feedforward", 10**14)],
+    [("model", "layers", 4_000_000_000), ("model", "width", 40_000_000), ("model", "feedforward", 10**19)],
 )
 def test_sizes_that_cannot_be_meant_are_named(tmp_path, capsys, section, field, value):
     config = tiny_config(**{section: {field: value}}, train={"batch_size": 8})
