@@ -74,19 +74,7 @@ def _run(config: Config, name: str, directory: Path, command: str) -> int:
     # Only now, with a valid config: importing JAX takes seconds.
     import jax
 
-    from adaptive_span_jax import (
-        compress,
-        corpus,
-        cpu,
-        doctor,
-        evaluate,
-        generate,
-        hosts,
-        plan,
-        report,
-        train,
-        user_cache,
-    )
+    from adaptive_span_jax import cpu, doctor, hosts, plan, user_cache
 
     if config.model.compute_dtype == "float64":
         jax.config.update("jax_enable_x64", True)
@@ -99,12 +87,14 @@ def _run(config: Config, name: str, directory: Path, command: str) -> int:
         hosts.connect(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
     cpu.use_cores(config.train.batch_size)
     with hosts.together():
+        if _MODE.value == "doctor":
+            return doctor.doctor(config, directory, _EXPECT_DEVICES.value)
+        # Not for the doctor, who leaves nothing behind: importing matplotlib makes folders in the user's home.
+        from adaptive_span_jax import compress, evaluate, generate, prepare, report, train
+
         match _MODE.value:
-            case "doctor":
-                return doctor.doctor(config, directory, _EXPECT_DEVICES.value)
             case "prepare":
-                hosts.on_first("data", lambda: corpus.prepare(config.data))
-                return 0
+                return prepare.prepare(config.data)
             case "evaluate":
                 return evaluate.evaluate(config, directory, _STEP.value)
             case "report":

@@ -19,7 +19,7 @@ Reading order, which is also the way the data flows:
     train         the loop; hosts: several machines as one; cpu: a machine without accelerators
     head_reach, key_value_cache, finished_model      the same numbers for weights that no longer change, faster
     trained_model                                    a checkpoint as an object: score, continue, spans
-    evaluate, generate, compress, convert            the other modes
+    evaluate, generate, compress, convert, prepare   the other modes
     metrics, result, health, display       what people see while it runs and at its end
     observation, figures/, report          the paper's figures and tables, of any run
 

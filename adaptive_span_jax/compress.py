@@ -63,8 +63,8 @@ def compress(directory: Path, which: str, source: Path, target: Path | None) -> 
     display.show_block(
         f"Compressed by {directory}, step {model.step:,}",
         {
-            "from": f"{source}, {len(text):,} bytes",
-            "to": f"{target}, {len(packed):,} bytes{ratio}",
+            "from": f"{source}, {display.counted(len(text), 'byte')}",
+            "to": f"{target}, {display.counted(len(packed), 'byte')}{ratio}",
             "restore it": f"--mode=decompress --input={target}",
         },
     )
@@ -82,7 +82,7 @@ def decompress(directory: Path, which: str, source: Path, target: Path | None) -
     with display.share_done(f"decompressing {source.name}") as show:
         text = unpack(model, packed, str(source), show)
     _write(target, text)
-    display.say(f"{target}: {len(text):,} bytes, check sum right")
+    display.say(f"{target}: {display.counted(len(text), 'byte')}, check sum right")
     return 0
 
 

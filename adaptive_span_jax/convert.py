@@ -75,8 +75,9 @@ def from_torch(file: Path, directory: Path, config_file: Path | None, changes: l
     display.show_block(
         f"Converted {file}",
         {
-            "model": f"{config.model.layers} layers of width {width}, {config.model.heads} heads, {config.span.kind} "
-            f"spans of at most {config.span.limit:,} positions, {symbols} symbols",
+            "model": f"{display.counted(config.model.layers, 'layer')} of width {width}, "
+            f"{display.counted(config.model.heads, 'head')}, {config.span.kind} spans of at most "
+            f"{display.counted(config.span.limit, 'position')}, {symbols} symbols",
             "step": f"{published.updates:,}; memory is empty and the text starts over",
             "taken from the config": f"ramp {config.span.ramp}, segment {config.train.segment}, dropout "
             f"{config.model.dropout}, penalty {config.span.penalty}",

@@ -10,8 +10,9 @@ import numpy as np
 from adaptive_span_jax import user_cache
 from adaptive_span_jax.config import DataConfig
 from adaptive_span_jax.datasets import prepared
+from adaptive_span_jax.display import counted
 from adaptive_span_jax.errors import UserError
-from adaptive_span_jax.text_files import files_under, read_text, stdlib_files
+from adaptive_span_jax.text_files import files_under, read_text, stdlib_files, stdlib_folder
 
 PUBLISHED_VOCABULARY_SIZES = {"enwik8": 205, "text8": 28}
 PUBLISHED_SPLITS = (0.9, 0.05, 0.05)
@@ -45,7 +46,7 @@ def encode(text: bytes, vocabulary: tuple[bytes, ...], name: str) -> np.ndarray:
     if unseen:
         symbol = unseen[:1]
         raise UserError(
-            f"The symbol {symbol!r} at byte {text.index(symbol)} is not among the {len(vocabulary)} symbols "
+            f"The symbol {symbol!r} at byte {text.index(symbol)} is not among the {counted(len(vocabulary), 'symbol')} "
             f"of {name}; leave it out, or train on text that has it"
         )
     return _ids(text, vocabulary)
@@ -74,6 +75,25 @@ def prepare(data: DataConfig) -> None:
     _refuse_unused_fields(data)
     if data.source in PUBLISHED_VOCABULARY_SIZES:
         prepared.prepare(data.source, _directory(data), data.archive)
+
+
+def is_prepared(data: DataConfig) -> bool:
+    """Whether `load` finds all it needs; for `files` and `stdlib` that is always so."""
+    return data.source not in PUBLISHED_VOCABULARY_SIZES or prepared.is_prepared(data.source, _directory(data))
+
+
+def place(data: DataConfig) -> Path:
+    """Where the text is: the folder of prepared records, or the user's own file or folder."""
+    if data.source in PUBLISHED_VOCABULARY_SIZES:
+        return prepared.folder(data.source, _directory(data))
+    return Path(data.path).expanduser() if data.source == "files" else stdlib_folder()
+
+
+def check_archive(data: DataConfig) -> None:
+    """Refuses a local copy that `prepare` would refuse; writes nothing."""
+    _refuse_unused_fields(data)
+    if data.archive:
+        prepared.check_archive(data.source, data.archive)
 
 
 def load(data: DataConfig) -> Corpus:
@@ -110,7 +130,7 @@ def from_texts(name: str, unit: str, texts: Sequence[bytes | bytearray]) -> Corp
     for part, text in zip(prepared.SPLITS, texts, strict=True):
         if len(text) < 2:
             raise UserError(
-                f"The {part} part of {name} has {len(text)} bytes, too few to predict one from another; "
+                f"The {part} part of {name} has {counted(len(text), 'byte')}, too few to predict one from another; "
                 "use more text, or other config.data.splits"
             )
     vocabulary = _symbols_in_order(texts)

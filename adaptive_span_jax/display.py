@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 _LINE_EVERY_SECONDS = 30  # of long work, where there is no terminal
@@ -28,11 +30,18 @@ def say(message: str) -> None:
 
 def size(count: float) -> str:
     """Bytes in a readable unit."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
         count /= 1024
-    raise AssertionError
+        if count < 1024:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1024:,.1f} PiB"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number and what it counts: 1 byte, 2 bytes."""
+    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def duration(seconds: float) -> str:
@@ -43,21 +52,48 @@ def duration(seconds: float) -> str:
     return f"{minutes:.1f} min" if minutes < 120 else f"{hours:.1f} h"
 
 
+class _TrainingBar(Progress):
+    """Step, total and time left, whatever the width; then as many parts of the description as fit; the bar fills up.
+
+    A table of rich's columns would cut all of them short in a narrow terminal, the step first.
+    """
+
+    _SHORTEST_BAR = 4
+
+    def __init__(self) -> None:
+        super().__init__(console=console, refresh_per_second=4)
+        self._time_left = TimeRemainingColumn(compact=True)
+
+    def get_renderables(self) -> Iterator[Table]:
+        """One line per task."""
+        for task in self.tasks:
+            yield self._line(task)
+
+    def _line(self, task: Task) -> Table:
+        step = Text(f"step {task.completed:,.0f}/{task.total:,.0f}")
+        left = self._time_left.render(task) + Text(" left")
+        room = self.console.width - len(step) - len(left) - 1
+        parts = task.description.split("  ")
+        while parts and len("  ".join(parts)) + self._SHORTEST_BAR + 2 > room:
+            parts.pop()
+        cells: list[Text | ProgressBar] = [step]
+        bar = room - 1 - (len("  ".join(parts)) + 1 if parts else 0)
+        if bar >= self._SHORTEST_BAR:
+            cells.append(ProgressBar(total=task.total, completed=task.completed, width=bar))
+        if parts:
+            cells.append(Text("  ".join(parts)))
+        line = Table.grid(padding=(0, 1))
+        line.add_row(*cells, left)
+        return line
+
+
 class TrainingProgress:
     """A progress bar in a terminal; a plain line every so often elsewhere."""
 
     def __init__(self, first: int, steps: int, line_every: int):
         self._first, self._steps, self._line_every = first, steps, line_every
         self._started = time.monotonic()
-        self._progress = Progress(
-            TextColumn("step {task.completed:,}/{task.total:,}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(compact=True),
-            TextColumn("left"),
-            console=console,
-            refresh_per_second=4,
-        )
+        self._progress = _TrainingBar()
         self._task = self._progress.add_task("compiling …", total=steps, completed=first)
 
     def __enter__(self) -> "TrainingProgress":

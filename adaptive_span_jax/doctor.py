@@ -1,9 +1,11 @@
 """What can be wrong with a machine before training starts, looked at early and said clearly.
 
 Training runs the quick checks, `quick` and `same_on_all_hosts`, by itself; `--mode=doctor` runs all and goes on after a
-failure, so that one visit to a machine finds everything.
+failure, so that one visit to a machine finds everything. It leaves nothing behind: no folder, no prepared data, no
+compiled program.
 """
 
+import contextlib
 import hashlib
 import importlib.metadata
 import os
@@ -18,7 +20,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from adaptive_span_jax import corpus as corpora
-from adaptive_span_jax import display, plan, sharding, storage, workdir
+from adaptive_span_jax import display, hosts, plan, sharding, storage, workdir
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.segments import Streams
@@ -41,6 +43,8 @@ def quick(expected: int) -> None:
 
 def doctor(config: Config, directory: Path, expected: int) -> int:
     """All checks, one line each; exit code 0 if there is nothing to do, else 2."""
+    # A check should not fill the user's cache, and the time to compile would be that of reading it.
+    jax.config.update("jax_enable_compilation_cache", False)
     checks: dict[str, Callable[[], str]] = {
         "versions": check_versions,
         "devices": lambda: check_devices(expected),
@@ -65,7 +69,7 @@ def check_devices(expected: int) -> str:
     """Refuses CPUs where there is an accelerator, and another number of devices than expected (0: any number)."""
     devices = jax.devices()
     kind = f"{len(devices)} × {devices[0].device_kind} ({devices[0].platform})"
-    described = f"{kind} in {jax.process_count()} process{'es' if jax.process_count() > 1 else ''}"
+    described = f"{kind} in {display.counted(jax.process_count(), 'process')}"
     unused = _accelerator()
     if unused and jax.default_backend() == "cpu" and os.environ.get("JAX_PLATFORMS") != "cpu":
         requirements = {"TPU": "requirements-tpu.txt", "NVIDIA GPU": "requirements-gpu.txt"}[unused]
@@ -100,25 +104,39 @@ def check_sum(mesh: Mesh) -> str:
     )
     total = float(jax.jit(lambda numbers: numbers.sum(), out_shardings=sharding.replicated(mesh))(ones))
     if total != mesh.size:
-        raise UserError(f"{mesh.size} devices added up 1 each and found {total}; restart the machine")
+        raise UserError(
+            f"{display.counted(mesh.size, 'device')} added up 1 each and found {total}; restart the machine"
+        )
     return f"a sum over all devices compiled and ran in {time.perf_counter() - started:.1f} s"
 
 
 def check_workdir(config: Config, directory: Path) -> str:
-    """Whether runs can be kept there, and whether there is room."""
-    workdir.make_workdir(directory)
-    needed = sharding.total_bytes(plan.abstract(config, sharding.make_mesh(fsdp=config.mesh.fsdp))[0])
-    workdir.check_space(directory, needed, config.checkpoint.keep)
-    room = "in a bucket" if storage.in_bucket(directory) else f"{display.size(storage.free_bytes(directory))} free"
+    """Whether runs can be kept there, and whether there is room; folders made for the check are removed again."""
+    missing = []
+    if hosts.is_first() and not storage.in_bucket(directory):
+        missing = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    try:
+        workdir.make_workdir(directory)
+        needed = sharding.total_bytes(plan.abstract(config, sharding.make_mesh(fsdp=config.mesh.fsdp))[0])
+        workdir.check_space(directory, needed, config.checkpoint.keep)
+        room = "in a bucket" if storage.in_bucket(directory) else f"{display.size(storage.free_bytes(directory))} free"
+    finally:
+        hosts.on_first("workdir checked", lambda: None)  # now nobody needs the folders any more
+        for folder in missing:
+            with contextlib.suppress(OSError):  # another program may have put something there, or removed it
+                folder.rmdir()
     return f"{directory} can be written, {room}, a checkpoint takes {display.size(needed)}"
 
 
 def check_data(config: Config) -> str:
-    """Whether the text is there, enough for the batch, and the same on every host."""
-    corpus = corpora.load(config.data)
-    same_on_all_hosts("text", corpus.fingerprint)
+    """Whether the text is there, enough for the batch, and the same on every host; nothing is downloaded or written."""
+    corpus = corpora.load(config.data) if corpora.is_prepared(config.data) else None
+    same_on_all_hosts("text", corpus.fingerprint if corpus else "nothing prepared")
+    if corpus is None:
+        corpora.check_archive(config.data)
+        return f"{config.data.source} is not prepared yet; --mode=prepare or the first training does it"
     Streams(corpus.train, config.train.batch_size, config.train.segment, config.seed)
-    return f"{corpus.name}: {corpus.train.size:,} tokens to train on, fingerprint {corpus.fingerprint}"
+    return f"{corpus.name}: {display.counted(corpus.train.size, 'token')} to train on, fingerprint {corpus.fingerprint}"
 
 
 def check_step(config: Config, mesh: Mesh) -> str:

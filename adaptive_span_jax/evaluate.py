@@ -51,8 +51,8 @@ def evaluate(asked: Config, directory: Path, which: str) -> int:
                 "tokens_per_second": speed,
             }
             rows[f"{split}, {protocol}"] = (
-                f"{scored.bits:.4f} bits per {corpus.unit}, perplexity {perplexity:.3f}, {scored.tokens:,} tokens "
-                f"scored, {speed:,.0f} tokens/s"
+                f"{scored.bits:.4f} bits per {corpus.unit}, perplexity {perplexity:.3f}, "
+                f"{display.counted(scored.tokens, 'token')} scored, {speed:,.0f} tokens/s"
             )
     rows["average span"] = f"{average:.1f} positions"
     rows["FLOPS per token"] = f"{flops.paper_flops(config, average) / 1e6:.2f} million, in the paper's counting"

@@ -47,7 +47,7 @@ def _field(word: str, message: str) -> str | None:
 
 def _file(word: str, error: Exception, message: str) -> str | None:
     """What is wrong with --config=FILE:ARGUMENT."""
-    file, _, argument = word.partition("=")[2].partition(":")
+    file, colon, argument = word.partition("=")[2].partition(":")
     about_the_file = f"flag {word}:" in message or not type(error).__module__.startswith("absl.")
     if not about_the_file or not Path(file).is_file():
         return None
@@ -61,4 +61,6 @@ def _file(word: str, error: Exception, message: str) -> str | None:
         return f"{word}: {file} has no function get_config; start from a file of configs/"
     if argument:
         return f"{word}: {file} cannot use the argument {argument!r} ({cause}); leave it out, or give another"
+    if colon:
+        return f"{word} has no argument after the colon; give one, e.g. --config={file}:1024, or leave the colon out"
     return f"{word}: {file} fails with {type(cause).__name__}: {cause}"

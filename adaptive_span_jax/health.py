@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adaptive_span_jax.config import Config
+from adaptive_span_jax.display import counted
 from adaptive_span_jax.span import head_spans
 
 # Fewer lines of the log than this, counted after warm-up, say nothing about where spans are going.
@@ -22,6 +23,21 @@ class Concern(NamedTuple):
     name: str
     found: str
     advice: str
+
+
+def config_concerns(config: Config) -> list[Concern]:
+    """What to warn of before the first step, given the config alone."""
+    limit, ramp = config.span.limit, config.span.ramp
+    if config.span.kind == "fixed" or ramp <= limit:
+        return []
+    return [
+        Concern(
+            "ramp",
+            f"config.span.ramp is {ramp:,}, longer than config.span.limit, which is {limit:,}: the mask never falls to "
+            "0 within the limit, so every head reads all of it and spans save nothing",
+            "Make the ramp shorter (published: 32) or the limit larger",
+        )
+    ]
 
 
 def concerns(config: Config, metrics: Sequence[dict[str, Any]], spans: Sequence[dict[str, Any]]) -> list[Concern]:
@@ -65,8 +81,8 @@ def _saturated(config: Config, spans: Sequence[dict[str, Any]]) -> Concern | Non
         return None
     return Concern(
         "saturated",
-        f"spans are saturated: {full} of {z_LH.size} heads read all S = {limit:,} positions at step "
-        f"{spans[-1]['step']:,}",
+        f"spans are saturated: {full} of {counted(z_LH.size, 'head')} read all S = {counted(limit, 'position')} at "
+        f"step {spans[-1]['step']:,}",
         f"Try a larger limit (config.span.limit, in a new run), or, if they should be shorter, a larger penalty "
         f"(config.span.penalty is {config.span.penalty:g})",
     )

@@ -159,7 +159,7 @@ def _show_estimates(config: Config, machine: Machine, chips: int, fit: Fit) -> N
     per_step = config.train.batch_size * config.train.segment
     _, text = _CORPORA.get(config.data.source, (None, None))
     epochs = f", {config.train.steps * per_step / text:.1f} epochs" if text else ""
-    display.say(f"Estimates, not measurements, for {config.train.steps:,} steps{epochs}:")
+    display.say(f"Estimates, not measurements, for {display.counted(config.train.steps, 'step')}{epochs}:")
     rows = []
     for setting, z_LH in roofline.span_settings(config).items():
         found = roofline.estimate(config, z_LH, machine.chip, chips, fit.parameters, fit.temporaries)

@@ -6,7 +6,7 @@ from typing import Any
 from adaptive_span_jax import flops, span, storage, strict_json
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.corpus import Corpus
-from adaptive_span_jax.display import duration, show_block
+from adaptive_span_jax.display import counted, duration, show_block
 from adaptive_span_jax.score import Score
 
 _FILE = "result.json"
@@ -58,13 +58,13 @@ def show_result(workdir: Path, result: dict[str, Any], command: str) -> None:
     show_block(
         "Result",
         {
-            f"dev bits per {unit}": f"{result['dev_bits']:.3f}   ({result['dev_tokens']:,} tokens scored)",
-            f"test bits per {unit}": f"{result['test_bits']:.3f}   ({result['test_tokens']:,} tokens scored)",
+            f"dev bits per {unit}": f"{result['dev_bits']:.3f}   ({counted(result['dev_tokens'], 'token')} scored)",
+            f"test bits per {unit}": f"{result['test_bits']:.3f}   ({counted(result['test_tokens'], 'token')} scored)",
             "order-2 entropy": f"{result['order2_bits']:.3f} bits per {unit} of the training text, to compare with",
             "average span": f"{result['average_span']:.1f} positions, each layer's mean rounded up as published",
             "spans of heads": f"{result['shortest_span']:.1f} to {result['longest_span']:.1f} positions",
             "FLOPS per token": f"{result['flops_per_token'] / 1e6:.2f} million multiply-adds, in the paper's counting",
-            "training time": f"{duration(result['seconds'])}, {result['steps']:,} steps",
+            "training time": f"{duration(result['seconds'])}, {counted(result['steps'], 'step')}",
             "written to": f"{workdir}/result.json, report/, metrics.jsonl, spans.jsonl, tensorboard/, checkpoints/",
         },
     )

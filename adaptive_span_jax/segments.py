@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from adaptive_span_jax.display import counted
 from adaptive_span_jax.errors import UserError
 
 
@@ -47,7 +48,7 @@ class Streams:
             most = self.ids.size // (2 * self.segment)
             fewer = f"at most {most:,} streams" if most else "fewer streams"
             raise UserError(
-                f"config.train.batch_size is {self.streams}; the training text has {self.ids.size:,} tokens, "
+                f"config.train.batch_size is {self.streams}; the training text has {counted(self.ids.size, 'token')}, "
                 f"{self.length:,} for each stream, but each must hold two segments of {self.segment} "
                 f"(config.train.segment); use more text, {fewer} or shorter segments"
             )

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from adaptive_span_jax.display import counted
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.memory import Memory
 
@@ -39,7 +40,7 @@ def make_mesh(devices: list[jax.Device] | None = None, fsdp: int = 1) -> Mesh:
     """All devices: data × fsdp of them, neighbours along fsdp."""
     devices = devices or jax.devices()
     if len(devices) % fsdp:
-        raise UserError(f"config.mesh.fsdp is {fsdp}, which does not divide the {len(devices)} devices")
+        raise UserError(f"config.mesh.fsdp is {fsdp}, which does not divide the {counted(len(devices), 'device')}")
     shape = (len(devices) // fsdp, fsdp)
     return jax.make_mesh(shape, (DATA, FSDP), axis_types=(AxisType.Auto,) * 2, devices=devices)
 
@@ -49,7 +50,7 @@ def check_streams(mesh: Mesh, streams: int, groups: int) -> None:
     if streams % (mesh.size * groups):
         split = f" in {groups} groups each (config.train.batch_split)" if groups > 1 else ""
         raise UserError(
-            f"config.train.batch_size is {streams}, which {mesh.size} devices cannot share evenly{split}; "
+            f"config.train.batch_size is {streams}, which {counted(mesh.size, 'device')} cannot share evenly{split}; "
             f"make it a multiple of {mesh.size * groups}"
         )
 

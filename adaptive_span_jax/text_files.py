@@ -37,9 +37,14 @@ def files_under(path: str) -> list[Path]:
     return files
 
 
+def stdlib_folder() -> Path:
+    """Where Python's standard library is."""
+    return Path(sysconfig.get_path("stdlib"))
+
+
 def stdlib_files() -> list[Path]:
     """The modules of Python's standard library in sorted order: about 12 MB that are there on every machine."""
-    root = Path(sysconfig.get_path("stdlib"))
+    root = stdlib_folder()
     files = [file for file in _walk(root, _is_library) if file.suffix == ".py"]
     if not files:
         raise UserError(f"{root} has no source text of Python's library; set config.data.source=files and a data.path")

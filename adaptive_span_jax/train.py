@@ -32,6 +32,7 @@ from adaptive_span_jax.bad_steps import BadSteps
 from adaptive_span_jax.checkpoint import Checkpoints, Saved, versions
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.corpus import Corpus
+from adaptive_span_jax.display import counted
 from adaptive_span_jax.entropy import order2_bits
 from adaptive_span_jax.interrupt import Interrupt, Interrupted
 from adaptive_span_jax.metrics import MetricsLog, Window
@@ -277,15 +278,18 @@ def _show_start(
         {
             "devices": f"{mesh.size} × {device.device_kind} ({device.platform}), mesh {dict(mesh.shape)}"
             + (f", {jax.process_count()} processes" if jax.process_count() > 1 else ""),
-            "model": f"{model.parameter_count(state.params):,} parameters, {config.model.layers} layers, "
-            f"{config.span.kind} spans of at most {config.span.limit:,} positions",
+            "model": f"{model.parameter_count(state.params):,} parameters, {counted(config.model.layers, 'layer')}, "
+            f"{config.span.kind} spans of at most {counted(config.span.limit, 'position')}",
             "text": f"{corpus.name}: {parts} tokens (train + dev + test), fingerprint {corpus.fingerprint}",
-            "vocabulary": f"{len(corpus.vocabulary)} symbols; order-2 entropy of train {entropy:.3f} bits per "
-            f"{corpus.unit}",
-            "training": f"{config.train.steps:,} steps of {config.train.batch_size} streams × {config.train.segment} "
-            f"positions, {config.train.steps * per_step / corpus.train.size:.1f} epochs",
+            "vocabulary": f"{counted(len(corpus.vocabulary), 'symbol')}; order-2 entropy of train {entropy:.3f} bits "
+            f"per {corpus.unit}",
+            "training": f"{counted(config.train.steps, 'step')} of {counted(config.train.batch_size, 'stream')} × "
+            f"{counted(config.train.segment, 'position')}, "
+            f"{config.train.steps * per_step / corpus.train.size:.1f} epochs",
             "memory": f"{display.size(sharding.bytes_per_device(state))} of state on each device",
             "written to": f"{directory}/",
             "starting": f"from step {saved.step:,}" if saved.step else "from the beginning",
         },
     )
+    for concern in health.config_concerns(config):
+        display.say(health.describe(concern))

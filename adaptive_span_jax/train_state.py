@@ -1,6 +1,7 @@
 """Everything on the devices that a training step changes, and how it is made: shapes, then shardings, then values."""
 
 import dataclasses
+import operator
 from typing import Any
 
 import jax
@@ -8,9 +9,14 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from adaptive_span_jax import model, sharding
+from adaptive_span_jax import display, model, sharding
 from adaptive_span_jax.config import Config
+from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.memory import Memory
+
+# 16 TiB, far more than any run of this model needs: a mistyped number, not a wish.
+_LARGEST_BYTES = 2**44
+_SIZES = ("model.layers", "model.width", "model.feedforward", "span.limit", "train.batch_size")
 
 
 @jax.tree_util.register_dataclass
@@ -25,8 +31,10 @@ class TrainState:
 
 
 def abstract_state(config: Config, vocabulary: int, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-    """The state's shapes, types and shardings, without any values."""
+    """The state's shapes, types and shardings, without any values; refuses sizes that cannot be meant."""
+    _check_size(config, max(operator.attrgetter(name)(config) for name in _SIZES))  # which JAX may fail to describe
     shapes = jax.eval_shape(lambda: _init(config, vocabulary, optimizer))
+    _check_size(config, sharding.total_bytes(shapes))
     shardings = dataclasses.replace(
         jax.tree_util.tree_map_with_path(
             lambda path, leaf: sharding.shared_out(mesh, leaf.shape, _stacked(path)), shapes
@@ -46,6 +54,15 @@ def _init(config: Config, vocabulary: int, optimizer: optax.GradientTransformati
     params = model.init(config, vocabulary, jax.random.key(config.seed))
     memory = model.init_memory(config, config.train.batch_size)
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), memory)
+
+
+def _check_size(config: Config, needed: int) -> None:
+    if needed > _LARGEST_BYTES:
+        values = (f"config.{name} is {operator.attrgetter(name)(config):,}" for name in _SIZES)
+        raise UserError(
+            f"parameters, optimizer state and memory would take at least {display.size(needed)}, which cannot be "
+            f"meant: {', '.join(values)}; make one of them smaller"
+        )
 
 
 def _stacked(path: tuple) -> bool:

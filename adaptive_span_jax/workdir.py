@@ -8,7 +8,7 @@ from pathlib import Path
 from adaptive_span_jax import display, hosts, lock, sealed, storage, strict_json
 from adaptive_span_jax.checkpoint import Saved
 from adaptive_span_jax.config import Config, differences
-from adaptive_span_jax.display import size
+from adaptive_span_jax.display import counted, size
 from adaptive_span_jax.errors import UserError
 
 # Fields that may change between the parts of a run. All others decide what the checkpoint's arrays are or mean.
@@ -78,8 +78,9 @@ def check_space(workdir: Path, checkpoint_bytes: int, keep: int) -> None:
     if more * checkpoint_bytes > free:
         aside = sealed.bytes_in(folder / sealed.DAMAGED)
         raise UserError(
-            f"--workdir={workdir} has {size(free)} free, but {more} {'more ' if there else ''}checkpoints of "
-            f"{size(checkpoint_bytes)} need {size(more * checkpoint_bytes)}; make room, "
+            f"--workdir={workdir} has {size(free)} free, but "
+            f"{counted(more, 'more checkpoint' if there else 'checkpoint')} of {size(checkpoint_bytes)} would take "
+            f"{size(more * checkpoint_bytes)}; make room, "
             + (f"delete the {size(aside)} that were set aside in {folder / sealed.DAMAGED}, " if aside else "")
             + f"name another --workdir, or keep fewer (config.checkpoint.keep is {keep})"
         )
@@ -113,8 +114,10 @@ def _prove_writable(workdir: Path) -> None:
     try:
         storage.make_folder(workdir)
         probe = workdir / f".writable.{os.getpid()}"
-        probe.write_bytes(b"x")
-        probe.unlink()
+        try:
+            probe.write_bytes(b"x")
+        finally:
+            probe.unlink(missing_ok=True)  # on a full disk an empty file is there
     except Exception as error:
         if not isinstance(error, OSError) and not storage.is_failure(error):
             raise

@@ -193,3 +193,8 @@ def test_user_errors_say_what_to_do(tmp_path, fields, message):
     fields["path"] = paths.get(fields.get("path", ""), fields.get("path", ""))
     with pytest.raises(UserError, match=re.escape(message)):
         corpus.load(data(directory=str(tmp_path / "cache"), **fields))
+
+
+def test_one_byte_is_not_one_bytes(tmp_path):
+    with pytest.raises(UserError, match="part of files has 1 byte, too few"):
+        load_text(tmp_path, b"abcdefghijklmnopqrst")

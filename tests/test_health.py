@@ -76,6 +76,23 @@ def test_nothing_logged_yet():
     assert run(growing, steps=()) == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "ramp", "warned"),
+    [("adaptive", 38, 1), ("dynamic", 38, 1), ("adaptive", 37, 0), ("adaptive", 5, 0), ("fixed", 38, 0)],
+)
+def test_a_ramp_longer_than_the_limit(kind, ramp, warned):
+    config = tiny_config(span={"kind": kind, "ramp": ramp, "limit": 37})
+    assert names(health.config_concerns(config)) == ["ramp"] * warned
+
+
+def test_concerns_about_the_config_are_said_once_at_the_start(tmp_path, one_device, no_report, capsys):
+    config = tiny_config(span={"ramp": 38, "limit": 37}, train={"steps": 2}, model={"attention": "plain", "layers": 1})
+    assert train.train(config, tmp_path, "command") == 0
+    start, _, rest = capsys.readouterr().out.partition("first step done")
+    assert start.count("warning: config.span.ramp is 38, longer than config.span.limit, which is 37") == 1
+    assert "config.span.ramp is" not in rest
+
+
 @pytest.mark.slow
 def test_training_tensorboard_and_report_all_warn(tmp_path, one_device, capsys):
     config = tiny_config(span={"kind": "dynamic", "penalty": 1.0}, log={"every_steps": 3}, train={"steps": 8})

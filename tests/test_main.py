@@ -32,6 +32,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
         ("--config=configs/nowhere.py", "configs/ has base.py"),
         ("--config=configs/text8_fixed.py:long", "configs/text8_fixed.py cannot use the argument 'long'"),
         ("--config=configs/enwik8.py:2048", "configs/enwik8.py cannot use the argument '2048'"),
+        ("--config=configs/text8_fixed.py:", "configs/text8_fixed.py: has no argument after the colon; give one"),
         ("--mode=fly", "<train|evaluate"),
         ("--speed=9", "'speed'"),
         ("--prompt=a", "--prompt is for --mode=generate, not for train"),
@@ -127,3 +128,12 @@ def test_quickstart_in_small(tmp_path):
     own = run("--mode=evaluate", *arguments[-1:])  # the checkpoint says the rest
     assert own.returncode == 0, own.stderr
     assert "test, exact" in own.stdout
+
+
+def test_preparing_own_text_shows_it(tmp_path):
+    (tmp_path / "text").write_bytes(b"abcde" * 200)
+    found = run("--mode=prepare", "--config=configs/bytes.py", f"--config.data.path={tmp_path / 'text'}")
+    assert found.returncode == 0, found.stderr
+    assert "train 900, dev 50, test 50" in found.stdout
+    assert "5 symbols" in found.stdout
+    assert str(tmp_path / "text") in found.stdout

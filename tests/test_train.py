@@ -228,7 +228,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_kept(tmp_path):
 
 def test_a_full_disk_is_noticed_before_training(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
-    with pytest.raises(UserError, match=r"1000 B free, but 4 checkpoints .* need"):
+    with pytest.raises(UserError, match=r"1000 B free, but 4 checkpoints .* would take"):
         train.train(tiny_config(), tmp_path, "command")
 
 

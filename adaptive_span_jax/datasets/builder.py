@@ -17,8 +17,9 @@ RECORD_BYTES = 2**20
 class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """A text in its original order, without shuffling, written as array_record, which needs no TensorFlow.
 
-    `archive` names a local copy to use instead of the download. Zip and text are both checked against `SOURCE`. The
-    download is our own rather than `dl_manager`'s, which neither retries a broken transfer nor checks the text inside.
+    `archive` names a local copy to use instead of the download. The text is always checked against `SOURCE`; a download
+    is checked before it is unpacked, too. The download is our own rather than `dl_manager`'s, which neither retries a
+    broken transfer nor checks the text inside.
     """
 
     VERSION = tfds.core.Version(VERSION)

@@ -4,9 +4,15 @@ import contextlib
 import io
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from adaptive_span_jax import lock
+from adaptive_span_jax.datasets.source import checked_text
+from adaptive_span_jax.display import counted
 from adaptive_span_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from adaptive_span_jax.datasets.builder import TextBuilder
 
 VERSION = "1.0.0"  # of the records of both corpora; a change of their content or layout needs a new one
 SPLITS = ("train", "dev", "test")
@@ -33,7 +39,12 @@ def prepare(name: str, directory: Path, archive: str = "") -> None:
 
 def is_prepared(name: str, directory: Path) -> bool:
     """Whether complete records are there: the folder gets its name only when they are."""
-    return (_folder(name, directory) / "dataset_info.json").exists()
+    return (folder(name, directory) / "dataset_info.json").exists()
+
+
+def check_archive(name: str, archive: str) -> None:
+    """Refuses a local copy whose text is not the published one."""
+    checked_text(_builder(name).SOURCE, Path(archive).expanduser())
 
 
 def read(name: str, directory: Path) -> tuple[bytearray, bytearray, bytearray]:
@@ -41,17 +52,18 @@ def read(name: str, directory: Path) -> tuple[bytearray, bytearray, bytearray]:
 
     Read without TFDS, whose import takes longer than reading 100 MB; `tests/datasets/` holds it against TFDS.
     """
-    folder = _folder(name, directory)
+    place = folder(name, directory)
     try:
-        train, dev, test = (_read_split(folder, f"{name}-{split}.array_record") for split in SPLITS)
+        train, dev, test = (_read_split(place, f"{name}-{split}.array_record") for split in SPLITS)
     except (OSError, ValueError, RuntimeError, IndexError) as error:
         raise UserError(
-            f"The prepared {name} in {folder} is damaged: {error}. Delete that folder; the next start prepares it anew"
+            f"The prepared {name} in {place} is damaged: {error}. Delete that folder; the next start prepares it anew"
         ) from error
     return train, dev, test
 
 
-def _folder(name: str, directory: Path) -> Path:
+def folder(name: str, directory: Path) -> Path:
+    """Where the records of a corpus are, once prepared."""
     return directory / name / VERSION
 
 
@@ -60,7 +72,7 @@ def _read_split(folder: Path, prefix: str) -> bytearray:
 
     shards = sorted(folder.glob(f"{prefix}-*-of-*"))
     if not shards or len(shards) != int(shards[0].name.rpartition("-")[2]):
-        raise ValueError(f"{len(shards)} files named {prefix}-… are not all of them")
+        raise ValueError(f"found {counted(len(shards), 'file')} named {prefix}-…, not all of them")
     text = bytearray()
     for shard in shards:
         reader = array_record_module.ArrayRecordReader(str(shard))
@@ -98,13 +110,17 @@ def _field(message: memoryview, number: int) -> memoryview:
         position = end
 
 
+def _builder(name: str) -> type["TextBuilder"]:
+    from adaptive_span_jax.datasets.enwik8 import Enwik8  # imports TFDS, which takes seconds
+    from adaptive_span_jax.datasets.text8 import Text8
+
+    return {"enwik8": Enwik8, "text8": Text8}[name]
+
+
 def _build(name: str, directory: Path, archive: str) -> None:
     import tensorflow_datasets as tfds
 
-    from adaptive_span_jax.datasets.enwik8 import Enwik8
-    from adaptive_span_jax.datasets.text8 import Text8
-
-    builder = {"enwik8": Enwik8, "text8": Text8}[name](data_dir=directory, archive=archive)
+    builder = _builder(name)(data_dir=directory, archive=archive)
     tfds.disable_progress_bar()  # the builder shows its own
     with contextlib.redirect_stdout(io.StringIO()):  # TFDS announces a download of unknown size, even from a local file
         builder.download_and_prepare()

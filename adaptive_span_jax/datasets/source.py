@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from adaptive_span_jax.display import counted
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.text_files import unpacked
 
@@ -60,19 +61,19 @@ def downloaded(source: Source, folder: Path) -> Path:
 
 
 def checked_text(source: Source, path: Path) -> bytes:
-    """The text in a local copy: the published zip, or the text itself, plain or as .gz, .bz2 or .xz."""
+    """The text in a local copy, plain or as .zip, .gz, .bz2 or .xz. Its own hash decides, not that of the archive."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name the file: --config.data.archive={path / source.name}.zip")
     if not path.is_file():
         raise UserError(f"There is no file {path}. {source.advice}")
-    if path.suffix == ".zip":
-        _check(source, str(path), path.read_bytes(), source.zip_bytes, source.zip_sha256)
     try:
         text = unpacked(path)
     except UserError as error:
         packed = path.read_bytes()
         raise UserError(
             f"{error} Expected {source.text_bytes:,} bytes with SHA-256 {source.text_sha256} once unpacked, found "
-            f"{len(packed):,} bytes with SHA-256 {hashlib.sha256(packed).hexdigest()} that cannot be unpacked. "
-            f"{source.advice}"
+            f"{counted(len(packed), 'byte')} with SHA-256 {hashlib.sha256(packed).hexdigest()} that cannot be unpacked"
+            f". {source.advice}"
         ) from error
     _check(source, f"The text in {path}", text, source.text_bytes, source.text_sha256)
     return text
@@ -83,7 +84,7 @@ def _check(source: Source, what: str, content: bytes, expected_bytes: int, expec
     if (len(content), found) != (expected_bytes, expected_sha256):
         raise UserError(
             f"{what} is not {source.name}: expected {expected_bytes:,} bytes with SHA-256 {expected_sha256}, "
-            f"found {len(content):,} bytes with SHA-256 {found}. {source.advice}"
+            f"found {counted(len(content), 'byte')} with SHA-256 {found}. {source.advice}"
         )
 
 

@@ -3,7 +3,9 @@
 import bz2
 import gzip
 import hashlib
+import io
 import lzma
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,13 @@ def test_the_text_itself_will_do_as_archive(tmp_path, suffix):
     assert loaded.fingerprint == reference.fingerprint
 
 
+def test_a_zip_that_was_packed_again_is_taken_for_its_text(tmp_path):
+    (tmp_path / "again.zip").write_bytes(zipped("folder/text", enwik8_text()))
+    assert (tmp_path / "again.zip").read_bytes() != (tmp_path / "enwik8.zip").read_bytes()
+    loaded = corpus.load(data(tmp_path / "cache", archive=tmp_path / "again.zip"))
+    assert loaded.decode(loaded.train) == enwik8_text()[:18_009]
+
+
 def bad_archives() -> dict[str, tuple[str, bytes]]:
     good = zipped("enwik8", enwik8_text())
     flipped = bytearray(enwik8_text())
@@ -33,12 +42,23 @@ def bad_archives() -> dict[str, tuple[str, bytes]]:
         "truncated zip": ("enwik8.zip", good[:-100]),
         "empty zip": ("enwik8.zip", b""),
         "swapped": ("enwik8.zip", zipped("text8", text8_text())),
-        "packed again": ("enwik8.zip", zipped("enwik9", enwik8_text())),
+        "flipped zip": ("enwik8.zip", zipped("enwik8", bytes(flipped))),
         "flipped plain": ("enwik8", bytes(flipped)),
         "truncated plain": ("enwik8", enwik8_text()[:-1]),
         "flipped gz": ("enwik8.gz", gzip.compress(bytes(flipped))),
         "zip without its suffix": ("enwik8", good),
     }
+
+
+def text_in(content: bytes, name: str) -> bytes:
+    """What can be hashed of an archive: its text, or itself where it cannot be unpacked."""
+    if name.endswith(".gz"):
+        return gzip.decompress(content)
+    if not name.endswith(".zip") or not zipfile.is_zipfile(io.BytesIO(content)):
+        return content
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        [inside] = archive.namelist()
+        return archive.read(inside)
 
 
 @pytest.mark.parametrize("case", bad_archives())
@@ -49,10 +69,10 @@ def test_a_wrong_archive_is_refused_with_both_hashes_and_leaves_nothing(tmp_path
     with pytest.raises(UserError) as error:
         corpus.load(data(tmp_path / "cache", archive=archive))
     facts = Enwik8.SOURCE
-    found = hashlib.sha256(gzip.decompress(content) if name.endswith(".gz") else content).hexdigest()
+    found = hashlib.sha256(text_in(content, name)).hexdigest()
     message = str(error.value)
     assert str(archive) in message
-    assert (facts.zip_sha256 if name.endswith(".zip") else facts.text_sha256) in message
+    assert f"{facts.text_bytes:,} bytes with SHA-256 {facts.text_sha256}" in message
     assert f"with SHA-256 {found}" in message
     assert f"Fetch {facts.url}" in message
     assert files_in(tmp_path / "cache") == [".enwik8.lock"]
@@ -84,3 +104,9 @@ def test_a_truncated_gz_says_what_was_expected(tmp_path):
 def test_a_missing_archive_is_named(tmp_path):
     with pytest.raises(UserError, match=f"There is no file {tmp_path}/gone.zip. Fetch http"):
         corpus.load(data(tmp_path / "cache", archive=tmp_path / "gone.zip"))
+
+
+def test_a_folder_as_archive_is_named(tmp_path):
+    with pytest.raises(UserError, match=f"{tmp_path} is a folder; name the file: .*archive={tmp_path}/enwik8.zip"):
+        corpus.load(data(tmp_path / "cache", archive=tmp_path))
+    assert files_in(tmp_path / "cache") == [".enwik8.lock"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy.testing as npt
 import pytest
 
-from adaptive_span_jax import corpus, lock
+from adaptive_span_jax import corpus, lock, prepare
 from adaptive_span_jax.config import DataConfig
 from adaptive_span_jax.datasets import prepared
 from adaptive_span_jax.datasets.enwik8 import Enwik8
@@ -120,3 +120,20 @@ def test_prepared_data_goes_to_the_cache_folder_of_the_user(tmp_path, monkeypatc
     loaded = corpus.load(DataConfig("enwik8", "", str(tmp_path / "enwik8.zip"), "", "keep", (0.9, 0.05, 0.05), 0))
     assert (tmp_path / "home" / ".cache" / "adaptive_span_jax" / "enwik8" / "1.0.0").is_dir()
     npt.assert_array_equal(loaded.train[:3], [0, 1, 2])
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_the_mode_shows_what_it_made_and_what_was_there(tmp_path, capsys, before):
+    config = data(tmp_path / "cache", archive=tmp_path / "enwik8.zip")
+    if before:
+        corpus.prepare(config)
+    assert prepare.prepare(config) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"enwik8, {'already there' if before else 'prepared now'}\n")
+    for expected in (
+        "train 18,009, dev 1,001, test 1,001",
+        "205 symbols",
+        corpus.load(config).fingerprint,
+        str(tmp_path / "cache" / "enwik8" / "1.0.0"),
+    ):
+        assert expected in printed

@@ -84,7 +84,9 @@ def test_damaged_records_are_noticed(tmp_path):
     with pytest.raises(UserError, match=r"enwik8 in .*1\.0\.0 is damaged.* Delete that folder"):
         corpus.load(config)
     shard.rename(shard.with_name("enwik8-train.array_record-00000-of-00002"))
-    with pytest.raises(UserError, match=r"1\.0\.0 is damaged: 1 files .* are not all of them.* Delete that folder"):
+    with pytest.raises(
+        UserError, match=r"1\.0\.0 is damaged: found 1 file named .*, not all of them.* Delete that folder"
+    ):
         corpus.load(config)
 
 
