@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class Run:
     parameters: int
     dev_bits: float | None
     test_bits: float | None
-    average_span: float
+    average_span: float | None  # None, like every number here that is not finite
     metrics: list[dict[str, Any]]
     spans: list[dict[str, Any]]
     observation: Observation
@@ -52,10 +53,15 @@ class Run:
             config.model.layers,
             self.average_span,
             self.parameters,
-            flops.paper_flops(config, self.average_span),
+            self.flops_per_token,
             self.dev_bits,
             self.test_bits,
         )
+
+    @property
+    def flops_per_token(self) -> float | None:
+        """Multiply-adds per token in the paper's counting."""
+        return None if self.average_span is None else flops.paper_flops(self.config, self.average_span)
 
 
 def report(directory: Path, which: str) -> int:
@@ -94,11 +100,13 @@ def write_report(config: Config, directory: Path, corpus: Corpus, params: model.
 
 def collect(config: Config, directory: Path, corpus: Corpus, params: model.Params, step: int) -> Run:
     """Everything the report is made of."""
-    metrics = [line for line in read_lines(directory / "metrics.jsonl") if line["step"] <= step]
+    metrics = [_finite(line) for line in read_lines(directory / "metrics.jsonl") if line["step"] <= step]
     spans = [line for line in read_lines(directory / "spans.jsonl") if line["step"] <= step]
-    result = read_result(directory, step) or {}
+    spans = [line for line in spans if np.isfinite(np.array(line["z_LH"], float)).all()]
+    result = _finite(read_result(directory, step) or {})
     evaluated = [line["dev_bits"] for line in metrics if "dev_bits" in line]
     seen = observation.observe(config, params, corpus)
+    average = float(span.average_span(seen.z_LH, config.span.ramp, config.span.limit))
     return Run(
         name=directory.resolve().name,
         config=config,
@@ -108,11 +116,20 @@ def collect(config: Config, directory: Path, corpus: Corpus, params: model.Param
         parameters=model.parameter_count(params),
         dev_bits=result.get("dev_bits", evaluated[-1] if evaluated else None),
         test_bits=result.get("test_bits"),
-        average_span=float(span.average_span(seen.z_LH, config.span.ramp, config.span.limit)),
+        average_span=average if math.isfinite(average) else None,
         metrics=metrics,
         spans=spans,
         observation=seen,
     )
+
+
+def _finite(numbers: dict[str, Any]) -> dict[str, Any]:
+    """What is left of a line of a log without the numbers that are not finite, which JSON may write as null."""
+    return {
+        name: value
+        for name, value in numbers.items()
+        if value is not None and not (isinstance(value, float) and not math.isfinite(value))
+    }
 
 
 def draw(run: Run) -> list[Drawing]:
@@ -126,7 +143,7 @@ def draw(run: Run) -> list[Drawing]:
     found.append(cost_by_limit(run.config, seen.z_LH, seen.furthest_z_LH))
     if any("train_bits" in line for line in run.metrics):
         found.append(training_curves(run.metrics, run.unit))
-    found.append(passage_spans(seen.passage, spans_of(seen.passage_z_T, ramp, limit), run.config.span.kind))
+    found.append(passage_spans(seen.passage, spans_of(seen.passage_z_T, ramp, limit)))
     return found
 
 
@@ -145,7 +162,7 @@ def _summary(run: Run, concerns: list[health.Concern]) -> dict[str, Any]:
         "dev_bits": run.dev_bits,
         "test_bits": run.test_bits,
         "average_span": run.average_span,
-        "flops_per_token": flops.paper_flops(config, run.average_span),
+        "flops_per_token": run.flops_per_token,
         "flops_per_token_fixed": flops.paper_flops(config, config.span.limit),
         "input_share": float(np.median(waited)) if waited else None,
         "concerns": [concern._asdict() for concern in concerns],

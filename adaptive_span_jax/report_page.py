@@ -56,13 +56,18 @@ def _facts(summary: dict[str, Any]) -> dict[str, str]:
         value = summary[f"{part}_bits"]
         return "not evaluated" if value is None else f"{value:.3f}"
 
-    cost, fixed, waited = (summary[name] for name in ("flops_per_token", "flops_per_token_fixed", "input_share"))
+    average, cost, fixed, waited = (
+        summary[name] for name in ("average_span", "flops_per_token", "flops_per_token_fixed", "input_share")
+    )
+    unknown = "not finite"
     return {
         f"dev, bits per {summary['unit']}": bits("dev"),
         f"test, bits per {summary['unit']}": bits("test"),
-        f"average span, of S = {summary['limit']:,}": f"{summary['average_span']:,.1f}",
-        "million multiply-adds per token": f"{cost / 1e6:.2f}",
-        f"saved beside fixed spans of {summary['limit']:,}": f"{100 * (1 - cost / fixed):.0f} %",
+        f"average span, of S = {summary['limit']:,}": unknown if average is None else f"{average:,.1f}",
+        "million multiply-adds per token": unknown if cost is None else f"{cost / 1e6:.2f}",
+        f"saved beside fixed spans of {summary['limit']:,}": unknown
+        if cost is None
+        else f"{100 * (1 - cost / fixed):.0f} %",
         "of training time spent fetching text": "not measured" if waited is None else f"{100 * waited:.2g} %",
     }
 

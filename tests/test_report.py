@@ -125,7 +125,7 @@ def test_a_full_length_model_can_be_drawn():
 
 
 def test_any_byte_can_be_shown():
-    drawing = passage_spans(bytes(range(256)), np.ones(256), "dynamic")
+    drawing = passage_spans(bytes(range(256)), np.ones(256))
     ElementTree.fromstring(drawing.svg())
     assert drawing.rows[ord("a")][2] == "a"
     assert drawing.rows[200][2] == "·"

@@ -7,12 +7,14 @@ import re
 import shutil
 import subprocess
 
+import jax
 import matplotlib.image
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from adaptive_span_jax import report, train
+from adaptive_span_jax import corpus as corpora
+from adaptive_span_jax import model, report, train
 from tests.conftest import tiny_config, use_devices
 from tests.test_report import FIGURES, rows_of
 
@@ -153,3 +155,26 @@ def test_page_looks_right_on_phone_and_desk_in_light_and_dark(run):
     means = {view: float(matplotlib.image.imread(io.BytesIO(png))[..., :3].mean()) for view, png in seen.items()}
     assert means[360, "light"] > 0.8
     assert means[360, "dark"] < 0.3
+
+
+def test_a_model_whose_parameters_are_not_finite_has_a_report(tmp_path, one_device):
+    """Its logs hold what training may have written: nothing, null or NaN."""
+    config = tiny_config(model={"attention": "plain"})
+    text = corpora.load(config.data)
+    params = jax.tree.map(
+        lambda leaf: np.full(leaf.shape, np.nan, leaf.dtype),
+        jax.eval_shape(lambda: model.init(config, len(text.vocabulary), jax.random.key(0))),
+    )
+    bad = [[None, 1.0]] * 3
+    (tmp_path / "spans.jsonl").write_text("".join(json.dumps({"step": step, "z_LH": bad}) + "\n" for step in (1, 2)))
+    lines = [{"step": 1, "train_bits": float("nan"), "penalty_nats": 1.0}, {"step": 2, "dev_bits": None}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = report.write_report(config, tmp_path, text, params, 2).read_text()
+    assert "no span is finite" in page
+    assert "no head has finite attention weights" in page
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    summary = json.loads((tmp_path / "report" / "summary.json").read_text(), parse_constant=refuse)
+    assert summary["average_span"] is summary["dev_bits"] is summary["flops_per_token"] is None

@@ -95,6 +95,13 @@ def panels(rows: int = 1, columns: int = 1, *, width: float = WIDTH, height: flo
     return figure, figure.subplots(rows, columns, **options)
 
 
+def leave_empty(axes: Any, reason: str) -> None:
+    """Writes into a panel why nothing is drawn in it."""
+    axes.tick_params(which="both", bottom=False, left=False, labelbottom=False, labelleft=False)
+    axes.grid(visible=False)
+    axes.text(0.5, 0.5, reason, transform=axes.transAxes, ha="center", va="center")
+
+
 def shades(count: int) -> np.ndarray:
     """Colours in order, first to last, all of them visible on light and on dark."""
     return LinearSegmentedColormap.from_list("shades", [BLUE, "#858585", RED])(np.linspace(0, 1, count))
