@@ -15,6 +15,7 @@ from adaptive_span_jax import corpus as corpora
 from adaptive_span_jax import display, flops, health, model, observation, report_page, sharding, span, storage, workdir
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.corpus import Corpus
+from adaptive_span_jax.entropy import order2_bits
 from adaptive_span_jax.figures.attention import attention_patterns
 from adaptive_span_jax.figures.cost import cost_by_limit
 from adaptive_span_jax.figures.drawing import Drawing
@@ -24,6 +25,7 @@ from adaptive_span_jax.figures.training import training_curves
 from adaptive_span_jax.metrics import read_lines
 from adaptive_span_jax.observation import Observation
 from adaptive_span_jax.paper_tables import Row, tables
+from adaptive_span_jax.report_sample import Sample, draw_sample
 from adaptive_span_jax.result import read_result
 from adaptive_span_jax.trained_model import load_params
 
@@ -40,16 +42,20 @@ class Run:
     parameters: int
     dev_bits: float | None
     test_bits: float | None
+    order2_bits: float  # of train: what any model should beat
     average_span: float | None  # None, like every number here that is not finite
     metrics: list[dict[str, Any]]
     spans: list[dict[str, Any]]
     observation: Observation
+    sample: Sample | None  # None if parameters or predictions are not finite
 
     def row(self) -> Row:
         """Its row in the paper's tables."""
         config = self.config
+        # Another stream than the published one, if nearly.
+        without_newlines = ", newlines dropped" if config.data.newlines == "drop" else ""
         return Row(
-            f"this run ({self.corpus}, {config.span.kind}, S = {config.span.limit})",
+            f"this run ({config.span.kind}, S = {config.span.limit}{without_newlines})",
             config.model.layers,
             self.average_span,
             self.parameters,
@@ -85,9 +91,9 @@ def write_report(config: Config, directory: Path, corpus: Corpus, params: model.
         for number, drawing in enumerate(drawings, start=1):
             drawing.save(target)
             show(0.5 + 0.5 * number / len(drawings))
-        paper = tables(run.row())
+        paper = tables(run.corpus, run.row())
         written = io.StringIO()
-        rows = [(table.title, *row[:-1]) for table in paper for row in table.rows]
+        rows = [("this run", *run.row()[:-1])] + [(table.title, *row[:-1]) for table in paper for row in table.rows]
         csv.writer(written, lineterminator="\n").writerows([("table", *Row._fields[:-1]), *rows])
         storage.write_text(target / "tables.csv", written.getvalue())
         concerns = health.concerns(config, run.metrics, run.spans)
@@ -116,10 +122,12 @@ def collect(config: Config, directory: Path, corpus: Corpus, params: model.Param
         parameters=model.parameter_count(params),
         dev_bits=result.get("dev_bits", evaluated[-1] if evaluated else None),
         test_bits=result.get("test_bits"),
+        order2_bits=result.get("order2_bits") or order2_bits(corpus.train),
         average_span=average if math.isfinite(average) else None,
         metrics=metrics,
         spans=spans,
         observation=seen,
+        sample=draw_sample(config, params, corpus, step),
     )
 
 
@@ -143,7 +151,8 @@ def draw(run: Run) -> list[Drawing]:
     found.append(cost_by_limit(run.config, seen.z_LH, seen.furthest_z_LH))
     if any("train_bits" in line for line in run.metrics):
         found.append(training_curves(run.metrics, run.unit))
-    found.append(passage_spans(seen.passage, spans_of(seen.passage_z_T, ramp, limit)))
+    if run.config.span.kind == "dynamic":  # other spans do not depend on the text
+        found.append(passage_spans(seen.passage, spans_of(seen.passage_z_T, ramp, limit)))
     return found
 
 
@@ -161,9 +170,11 @@ def _summary(run: Run, concerns: list[health.Concern]) -> dict[str, Any]:
         "parameters": run.parameters,
         "dev_bits": run.dev_bits,
         "test_bits": run.test_bits,
+        "order2_bits": run.order2_bits,
         "average_span": run.average_span,
         "flops_per_token": run.flops_per_token,
         "flops_per_token_fixed": flops.paper_flops(config, config.span.limit),
         "input_share": float(np.median(waited)) if waited else None,
+        "sample": run.sample._asdict() if run.sample else None,
         "concerns": [concern._asdict() for concern in concerns],
     }

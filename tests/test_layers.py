@@ -51,7 +51,7 @@ FLOW = [
     *("loss", "optimizer", "train_state", "step", "head_reach", "key_value_cache", "finished_model", "score", "sealed"),
     *("saved", "save_times", "hosts"),
     *("checkpoint", "workdir", "pretrained", "machine", "roofline", "plan", "doctor", "sampling", "trained_model"),
-    *("health", "observation", "report", "train", "evaluate", "generate", "compress"),
+    *("health", "observation", "report_sample", "report", "train", "evaluate", "generate", "compress"),
 ]
 
 

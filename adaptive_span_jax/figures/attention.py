@@ -3,9 +3,9 @@
 from typing import Any
 
 import numpy as np
-from matplotlib.ticker import StrMethodFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from adaptive_span_jax.figures.drawing import BLUE, RED, Drawing, leave_empty, panels, styled
+from adaptive_span_jax.figures.drawing import BLUE, RED, Drawing, leave_empty, name_at_edge, panels, styled
 from adaptive_span_jax.figures.spans import spans_of
 
 Head = tuple[int, int]  # its layer and its number in it
@@ -73,8 +73,14 @@ def _weight_lines(axes: Any, weight_LHS: np.ndarray, z_LH: np.ndarray, chosen: t
         )
         axes.axvline(span, color=colour, linewidth=0.8, linestyle=":")
     lowest = min(float(weight_LHS[at][weight_LHS[at] > 0].min()) for at in chosen)
-    axes.set(xscale="log", yscale="log", ylim=(max(lowest / 2, 1e-6), 1.2), xlim=(0.9, limit * 1.1))
+    furthest = max(int(np.flatnonzero(weight_LHS[at] > 0)[-1]) + 1 for at in chosen)
+    axes.set(xscale="log", yscale="log", ylim=(max(lowest / 2, 1e-6), 1.2), xlim=(0.9, furthest * 1.1))
+    if furthest < limit:
+        name_at_edge(axes, f"S = {limit:,} →", 1)
     axes.set(xlabel="distance (positions back, log scale)", ylabel="mean attention weight (log scale)")
+    if furthest < 200:  # more distances have names where there is room for them
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))  # exponents would be too small to read
-    axes.legend(loc="upper right", fontsize=8)
+    axes.legend(loc="lower left", fontsize=8)

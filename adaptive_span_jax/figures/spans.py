@@ -6,7 +6,10 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 
-from adaptive_span_jax.figures.drawing import BLUE, INK, Drawing, leave_empty, panels, shades, styled
+from adaptive_span_jax.figures.drawing import BLUE, INK, Drawing, leave_empty, name_at_edge, panels, shades, styled
+
+# A limit within this factor of the spans is drawn; one further away would leave most of the figure empty.
+_CLOSE = 1.25
 
 
 def span_heat_map(z_LH: np.ndarray, ramp: int, limit: int) -> Figure:
@@ -64,7 +67,7 @@ def spans_by_layer(z_LH: np.ndarray, ramp: int, limit: int) -> Drawing:
         # Heads of a layer stand side by side, so that equal spans do not hide each other.
         layer_LH = np.arange(1, layers + 1)[:, None] + 0.5 * (np.arange(heads)[None, :] + 0.5 - heads / 2) / heads
         axes.plot(layer_LH.ravel(), span_LH.ravel(), "o", color=BLUE, markersize=4)
-        _span_axis(axes, ramp, limit)
+        _span_axis(axes, span_LH, ramp, limit)
         axes.set(xlabel="layer", xlim=(0.4, layers + 0.6))
         axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
         longest = np.unravel_index(np.nanargmax(span_LH), span_LH.shape)
@@ -96,7 +99,7 @@ def span_history(steps_N: np.ndarray, z_NLH: np.ndarray, ramp: int, limit: int) 
         alt = f"Empty: {reason}."
     else:
         _span_lines(figure, axes, steps_N, span_NLH)
-        _span_axis(axes, ramp, limit)
+        _span_axis(axes, span_NLH, ramp, limit)
         finite = np.flatnonzero(np.isfinite(span_NLH).any(axis=(1, 2)))
         first, last = (int(finite[end]) for end in (0, -1))
         alt = (
@@ -132,16 +135,27 @@ def _span_lines(figure: Figure, axes: matplotlib.axes.Axes, steps_N: np.ndarray,
     figure.legend(handles[::every], labels[::every], loc="outside right upper", fontsize=8, handlelength=1.2)
 
 
-def _span_axis(axes: matplotlib.axes.Axes, ramp: int, limit: int) -> None:
-    """A logarithmic axis from the shortest to the longest span possible, both marked."""
-    axes.set(ylabel="span (positions, log scale)")
-    shortest = min(ramp, limit)
-    axes.set_yscale("log", base=2)
-    space = max((limit / shortest) ** 0.08, 1.3)  # for the two marks
-    axes.set_ylim(shortest / space, limit * space)
-    axes.yaxis.set_major_locator(LogLocator(base=2, numticks=8))
+def _span_axis(axes: matplotlib.axes.Axes, span: np.ndarray, ramp: int, limit: int) -> None:
+    """An axis that fits the spans; R and S are lines if they are close to them, else only named at their edge."""
+    low, high, shortest = float(np.nanmin(span)), float(np.nanmax(span)), min(ramp, limit)
+    ramp_near, limit_near = shortest * _CLOSE >= low, limit <= high * _CLOSE
+    low, high = min(low, shortest) if ramp_near else low, max(high, limit) if limit_near else high
+    if 0 < 4 * low < high:
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_locator(LogLocator(base=2, numticks=8))
+        space = (high / low) ** 0.1
+        axes.set(ylabel="span (positions, log scale)", ylim=(low / space, high * space))
+    else:
+        space = max(0.12 * (high - low), 1.0)
+        axes.set(ylabel="span (positions)", ylim=(low - space, high + space))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    for value, name, side in ((shortest, f"R = {shortest:,}", -1), (limit, f"S = {limit:,}", 1)):
+    for value, name, near, arrow, edge in (
+        (shortest, f"R = {shortest:,}", ramp_near, "↓", 0),
+        (limit, f"S = {limit:,}", limit_near, "↑", 1),
+    ):
+        if not near:
+            name_at_edge(axes, f"{name} {arrow}", edge)
+            continue
         axes.axhline(value, color=INK, linewidth=0.8, linestyle=":")
-        axes.annotate(name, (1, value), (-2, 2 * side), xycoords=("axes fraction", "data"), textcoords="offset points",
-                      ha="right", va="bottom" if side > 0 else "top", fontsize=8)  # fmt: skip
+        axes.annotate(name, (1, value), (-2, 4 * edge - 2), xycoords=("axes fraction", "data"),
+                      textcoords="offset points", ha="right", va="bottom" if edge else "top", fontsize=8)  # fmt: skip
