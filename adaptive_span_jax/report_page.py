@@ -40,7 +40,7 @@ figure svg { display: block; width: 100%; height: auto; color: var(--ink); margi
 .tables { margin-top: .9rem; display: grid; grid-template-columns: minmax(0, 1fr); gap: .9rem }
 .wide { overflow-x: auto } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th, td { text-align: right; padding: .3rem .55rem; border-bottom: 1px solid var(--line); white-space: nowrap }
-th { white-space: normal }
+th { white-space: normal; overflow-wrap: normal }
 th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 8rem; position: sticky; left: 0;
   background: var(--card) }
 tr.run, tr.run td { background: var(--mark); font-weight: 600 }

@@ -45,6 +45,13 @@ CONTRAST = """text => {
   return (high + 0.05) / (low + 0.05);
 }"""
 
+# How many lines an element's text takes.
+LINES = """element => {
+  const range = document.createRange();
+  range.selectNodeContents(element);
+  return new Set([...range.getClientRects()].map(line => line.top)).size;
+}"""
+
 
 def find_browser() -> str:
     """A Chromium, installed from Debian's packages where that is possible."""
@@ -150,6 +157,8 @@ def check_sample(page):
 
 def check_tables(page, narrow):
     """Bits are seen without scrolling; if there is more, the page says so."""
+    for heading in page.locator("th", has_text=re.compile(r"^\w+$")).all():
+        assert heading.evaluate(LINES) == 1, f"{heading.inner_text()} is broken within the word"
     for table in page.locator(".wide").all():
         edge = table.bounding_box()
         for heading in table.locator("th", has_text="bits").all():
