@@ -26,9 +26,9 @@ class BadSteps:
         )
         if self.in_a_row >= self._config.train.max_bad_steps:
             raise UserError(
-                f"{display.counted(self.in_a_row, 'step')} in a row up to step {step:,} had a loss or gradient that is not "
-                "finite (config.train.max_bad_steps). Nothing was saved since the first of them; the checkpoints before "
-                f"are kept, and the same command resumes from the newest. {self._advice()}"
+                f"{display.counted(self.in_a_row, 'step')} in a row up to step {step:,} had a loss or gradient that is "
+                "not finite (config.train.max_bad_steps). Nothing was saved since the first of them; checkpoints from "
+                f"before are kept, and the same command resumes from the newest. {self._advice()}"
             )
 
     def check_end(self, step: int, kept: str) -> None:

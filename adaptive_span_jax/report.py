@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import io
+import math
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from adaptive_span_jax import (
 )
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.corpus import Corpus
+from adaptive_span_jax.entropy import order2_bits
 from adaptive_span_jax.figures.attention import attention_patterns
 from adaptive_span_jax.figures.cost import cost_by_limit
 from adaptive_span_jax.figures.drawing import Drawing
@@ -37,6 +39,7 @@ from adaptive_span_jax.finished_model import FinishedModel
 from adaptive_span_jax.metrics import read_lines
 from adaptive_span_jax.observation import Observation
 from adaptive_span_jax.paper_tables import Row, tables
+from adaptive_span_jax.report_sample import Sample, draw_sample
 from adaptive_span_jax.result import read_result
 from adaptive_span_jax.score import make_finished_step, score_finished
 from adaptive_span_jax.trained_model import load_params
@@ -54,28 +57,38 @@ class Run:
     parameters: int
     dev_bits: float | None
     test_bits: float | None
+    order2_bits: float  # of train: what any model should beat
     z_LH: np.ndarray  # each head's z in positions, averaged over all scored tokens of dev where it depends on the token
     metrics: list[dict[str, Any]]
     spans: list[dict[str, Any]]
     observation: Observation
+    sample: Sample | None  # None if parameters or predictions are not finite
 
     @property
-    def average_span(self) -> float:
-        """As published logs report it."""
-        return float(span.average_span(self.z_LH, self.config.span.ramp, self.config.span.limit))
+    def average_span(self) -> float | None:
+        """As published logs report it; None if it is not finite."""
+        average = float(span.average_span(self.z_LH, self.config.span.ramp, self.config.span.limit))
+        return average if math.isfinite(average) else None
 
     def row(self) -> Row:
         """Its row in the paper's tables."""
         config = self.config
+        # Another stream than the published one, if nearly.
+        without_newlines = ", newlines dropped" if config.data.newlines == "drop" else ""
         return Row(
-            f"this run ({self.corpus}, {config.span.kind}, S = {config.span.limit})",
+            f"this run ({config.span.kind}, S = {config.span.limit}{without_newlines})",
             config.model.layers,
             self.average_span,
             self.parameters,
-            flops.paper_flops(config, self.average_span),
+            self.flops_per_token,
             self.dev_bits,
             self.test_bits,
         )
+
+    @property
+    def flops_per_token(self) -> float | None:
+        """Multiply-adds per token in the paper's counting."""
+        return None if self.average_span is None else flops.paper_flops(self.config, self.average_span)
 
 
 def report(directory: Path, which: str) -> int:
@@ -103,9 +116,9 @@ def write_report(
         for number, drawing in enumerate(drawings, start=1):
             drawing.save(target)
             show(0.5 + 0.5 * number / len(drawings))
-        paper = tables(run.row())
+        paper = tables(run.corpus, run.row())
         written = io.StringIO()
-        rows = [(table.title, *row[:-1]) for table in paper for row in table.rows]
+        rows = [("this run", *run.row()[:-1])] + [(table.title, *row[:-1]) for table in paper for row in table.rows]
         csv.writer(written, lineterminator="\n").writerows([("table", *Row._fields[:-1]), *rows])
         storage.write_text(target / "tables.csv", written.getvalue())
         concerns = health.concerns(config, run.metrics, run.spans)
@@ -135,9 +148,10 @@ def _result_of_step(directory: Path, step: int) -> dict[str, Any]:
 
 def collect(config: Config, directory: Path, corpus: Corpus, params: model.Params, step: int, z_LH: np.ndarray) -> Run:
     """Everything the report is made of."""
-    metrics = [line for line in read_lines(directory / "metrics.jsonl") if line["step"] <= step]
+    metrics = [_finite(line) for line in read_lines(directory / "metrics.jsonl") if line["step"] <= step]
     spans = [line for line in read_lines(directory / "spans.jsonl") if line["step"] <= step]
-    result = _result_of_step(directory, step)
+    spans = [line for line in spans if np.isfinite(np.array(line["z_LH"], float)).all()]
+    result = _finite(_result_of_step(directory, step))
     evaluated = [line["dev_bits"] for line in metrics if "dev_bits" in line]
     seen = observation.observe(config, params, corpus)
     return Run(
@@ -149,11 +163,22 @@ def collect(config: Config, directory: Path, corpus: Corpus, params: model.Param
         parameters=model.parameter_count(params),
         dev_bits=result.get("dev_bits", evaluated[-1] if evaluated else None),
         test_bits=result.get("test_bits"),
+        order2_bits=result.get("order2_bits") or order2_bits(corpus.train),
         z_LH=z_LH,
         metrics=metrics,
         spans=spans,
         observation=seen,
+        sample=draw_sample(config, params, corpus, step),
     )
+
+
+def _finite(numbers: dict[str, Any]) -> dict[str, Any]:
+    """What is left of a line of a log without the numbers that are not finite, which JSON may write as null."""
+    return {
+        name: value
+        for name, value in numbers.items()
+        if value is not None and not (isinstance(value, float) and not math.isfinite(value))
+    }
 
 
 def draw(run: Run) -> list[Drawing]:
@@ -168,7 +193,8 @@ def draw(run: Run) -> list[Drawing]:
     found.append(cost_by_limit(run.config, run.z_LH, seen.furthest_z_LH))
     if any("train_bits" in line for line in run.metrics):
         found.append(training_curves(run.metrics, run.unit))
-    found.append(passage_spans(seen.passage, seen.passage_span_T, run.config.span.kind))
+    if run.config.span.kind == "dynamic":  # other spans do not depend on the text
+        found.append(passage_spans(seen.passage, seen.passage_span_T))
     return found
 
 
@@ -187,11 +213,13 @@ def _summary(run: Run, concerns: list[health.Concern]) -> dict[str, Any]:
         "parameters": run.parameters,
         "dev_bits": run.dev_bits,
         "test_bits": run.test_bits,
+        "order2_bits": run.order2_bits,
         "average_span": run.average_span,
         "shortest_span": float(span_LH.min()),
         "longest_span": float(span_LH.max()),
-        "flops_per_token": flops.paper_flops(config, run.average_span),
+        "flops_per_token": run.flops_per_token,
         "flops_per_token_fixed": flops.paper_flops(config, config.span.limit),
         "input_share": float(np.median(waited)) if waited else None,
+        "sample": run.sample._asdict() if run.sample else None,
         "concerns": [concern._asdict() for concern in concerns],
     }

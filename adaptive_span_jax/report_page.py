@@ -6,7 +6,7 @@ from typing import Any
 
 from adaptive_span_jax.figures.drawing import Drawing
 from adaptive_span_jax.health import Concern
-from adaptive_span_jax.paper_tables import Table, shown
+from adaptive_span_jax.paper_tables import FOOTNOTES, Table, shown
 
 _HEADINGS = {
     "model": "Model",
@@ -20,9 +20,9 @@ _HEADINGS = {
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --soft: #5b6470; --paper: #f5f6f7; --card: #fff; --line: #d9dde2;
-  --warn: #fff4d6; --warn-line: #e69f00; --mark: #e8f2fa }
+  --warn: #fff4d6; --warn-line: #e69f00; --mark: #e8f2fa; --prompt: #cde4f5 }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e8eb; --soft: #9aa4b0; --paper: #101317; --card: #181c22;
-  --line: #2c333c; --warn: #2d2510; --warn-line: #e69f00; --mark: #16283a } }
+  --line: #2c333c; --warn: #2d2510; --warn-line: #e69f00; --mark: #16283a; --prompt: #1f4768 } }
 * { box-sizing: border-box }
 body { margin: 0 auto; padding: 1.2rem; max-width: 76rem; font: 16px/1.5 system-ui, sans-serif; color: var(--ink);
   background: var(--paper); overflow-wrap: anywhere }
@@ -40,11 +40,18 @@ figure svg { display: block; width: 100%; height: auto; color: var(--ink); margi
 .tables { margin-top: .9rem; display: grid; grid-template-columns: minmax(0, 1fr); gap: .9rem }
 .wide { overflow-x: auto } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th, td { text-align: right; padding: .3rem .55rem; border-bottom: 1px solid var(--line); white-space: nowrap }
+th { white-space: normal; overflow-wrap: normal }
 th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 8rem; position: sticky; left: 0;
   background: var(--card) }
 tr.run, tr.run td { background: var(--mark); font-weight: 600 }
+.apart { border: 2px dashed var(--line); border-radius: .6rem; padding: .8rem 1rem }
+.apart table, .apart h2 { color: var(--soft) } .notes p { margin: .3rem 0 }
+.cue { display: none; text-align: right; margin: 0 }
+#sample { margin-top: .9rem } .prompt { background: var(--prompt); color: var(--ink); border-radius: .2rem }
+pre { margin: .4rem 0; white-space: pre-wrap; font: .86rem/1.45 ui-monospace, monospace }
 a { color: inherit }
-@media (max-width: 40rem) { body { padding: .6rem } .facts div, figure, section { padding: .6rem }
+@media (max-width: 36rem) { .cue { display: block } }
+@media (max-width: 40rem) { body, .apart, .facts div, figure, section { padding: .6rem }
   table { font-size: .86rem } th, td { padding: .3rem .4rem } }
 """
 
@@ -54,17 +61,20 @@ def _facts(summary: dict[str, Any]) -> dict[str, str]:
 
     def bits(part: str) -> str:
         value = summary[f"{part}_bits"]
-        return "not evaluated" if value is None else f"{value:.3f}"
+        return "–" if value is None else f"{value:.3f}"
 
-    cost, fixed, waited = (summary[name] for name in ("flops_per_token", "flops_per_token_fixed", "input_share"))
-    return {
+    average, cost, fixed = (summary[name] for name in ("average_span", "flops_per_token", "flops_per_token_fixed"))
+    facts = {
         f"dev, bits per {summary['unit']}": bits("dev"),
         f"test, bits per {summary['unit']}": bits("test"),
-        f"average span, of S = {summary['limit']:,}": f"{summary['average_span']:,.1f}",
-        "million multiply-adds per token": f"{cost / 1e6:.2f}",
-        f"saved beside fixed spans of {summary['limit']:,}": f"{100 * (1 - cost / fixed):.0f} %",
-        "of training time spent fetching text": "not measured" if waited is None else f"{100 * waited:.2g} %",
+        f"baseline: order-2 entropy of train, bits per {summary['unit']}": bits("order2"),
+        f"average span, of S = {summary['limit']:,}": "not finite" if average is None else f"{average:,.1f}",
+        "million multiply-adds per token": "not finite" if cost is None else f"{cost / 1e6:.2f}",
     }
+    if cost is not None and summary["kind"] != "fixed":
+        saved = f"multiply-adds saved against fixed spans of S = {summary['limit']:,}"
+        facts[saved] = f"{100 * (1 - cost / fixed):.0f} %"
+    return facts
 
 
 def page(
@@ -96,13 +106,11 @@ step {summary["step"]:,} of {summary["steps"]:,}</p></header>
 <div class="figures">
 {"".join(_figure(drawing) for drawing in drawings)}
 </div>
-<div class="tables">
-{"".join(_table(table) for table in tables)}
-<p class="soft">Bits compare only on the same text: this run's row belongs beside the others only if it read the table's
-corpus. FLOPS are the paper's: multiply-adds per predicted token, L·(4d² + 2·d·FF + 2·span·d).
-Numbers of all tables: <a href="tables.csv">tables.csv</a>; of this page: <a href="summary.json">summary.json</a>.</p>
-</div>
+{_sample(summary["sample"])}
+{_tables(summary["corpus"], tables)}
 </main>
+<footer class="soft"><p>Numbers of the tables: <a href="tables.csv">tables.csv</a>; of this page:
+<a href="summary.json">summary.json</a>.{_input_share(summary["input_share"])}</p></footer>
 </body>
 </html>
 """
@@ -122,19 +130,51 @@ def _figure(drawing: Drawing) -> str:
     )
 
 
+def _input_share(share: float | None) -> str:
+    return "" if share is None else f" Fetching text took {100 * share:.2g} % of training time."
+
+
+def _sample(sample: dict[str, Any] | None) -> str:
+    if sample is None:
+        text = "<p>There is no sample: the model's parameters or predictions are not finite.</p>"
+    else:
+        text = (
+            f'<pre><span class="prompt">{escape(sample["prompt"])}</span>{escape(sample["continuation"])}</pre>\n'
+            '<p class="soft"><span class="prompt">Shaded</span>: the prompt, where dev begins. The rest is the '
+            f"model's, at temperature {sample['temperature']:g}.</p>"
+        )
+    return f'<section id="sample"><h2>What the model writes</h2>\n{text}</section>\n'
+
+
+def _tables(corpus: str, tables: Sequence[Table]) -> str:
+    """The paper's tables; set apart if none of them is of the text that the run has read."""
+    shown_tables = "".join(_table(table) for table in tables)
+    notes = "".join(f"<p><sup>{number}</sup> {escape(note)}</p>" for number, note in enumerate(FOOTNOTES, 1))
+    notes = (
+        f'<div class="soft notes">{notes}<p>FLOPS are the paper\'s: multiply-adds per predicted token, '
+        "L·(4d² + 2·d·FF + 2·span·d).</p></div>"
+    )
+    if any(table.run for table in tables):
+        return f'<div class="tables">{shown_tables}{notes}</div>'
+    return (
+        '<div class="tables apart"><h2>For orientation only: the paper\'s results on other text</h2>'
+        f"<p>This run has read {escape(corpus)}, which is in none of these tables. Bits of different texts do not "
+        f"compare.</p>{shown_tables}{notes}</div>"
+    )
+
+
 def _table(table: Table) -> str:
     head = "".join(f'<th scope="col">{_HEADINGS[column]}</th>' for column in table.columns)
     body = ""
-    for row in table.rows:
+    for row in (*table.rows, *([table.run] if table.run else [])):
         cells = [escape(shown(row, column)) for column in table.columns]
-        if row.notes and "flops" in table.columns:
+        if row.notes:
             cells[table.columns.index("flops")] += f"<sup>{row.notes}</sup>"
-        is_run = ' class="run"' if row is table.rows[-1] else ""
+        is_run = ' class="run"' if row is table.run else ""
         body += f"<tr{is_run}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>\n"
-    notes = "".join(
-        f"<p><small><sup>{number}</sup> {escape(note)}</small></p>" for number, note in enumerate(table.footnotes, 1)
-    )
+    title = escape(table.title)
+    cue = '<p class="cue soft">more columns: scroll →</p>' if len(table.columns) > 4 else ""
     return (
-        f'<section><h2>{escape(table.title)}</h2><div class="wide"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>{notes}</section>\n"
+        f'<section><h2>{title}</h2>{cue}<div class="wide" tabindex="0" role="region" aria-label="{title}"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></section>\n"
     )

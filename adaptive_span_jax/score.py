@@ -15,7 +15,6 @@ from jax.sharding import Mesh
 
 from adaptive_span_jax import capacity, cpu, loss, model, sharding, span
 from adaptive_span_jax.config import Config
-from adaptive_span_jax.display import counted
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.finished_model import FinishedModel
 from adaptive_span_jax.head_reach import CHUNK

@@ -61,8 +61,9 @@ def reach(z: jax.Array, ramp: int, limit: int) -> jax.Array:
 
 
 def head_spans(z: np.ndarray, ramp: int, limit: int) -> np.ndarray:
-    """Each head's span in positions: min(z + R, S)."""
-    return np.minimum(np.asarray(z) + ramp, limit)
+    """Each head's span in positions: min(z + R, S); NaN where z is not finite."""
+    z = np.asarray(z)
+    return np.where(np.isfinite(z), np.minimum(z + ramp, limit), np.nan)
 
 
 def average_span(z_LH: np.ndarray, ramp: int, limit: int) -> float:

@@ -66,7 +66,7 @@ FLOW = [
     *("capacity", "score", "sealed"),
     *("saved", "retention", "save_times", "hosts"),
     *("checkpoint", "workdir", "pretrained", "machine", "roofline", "plan", "doctor", "sampling", "trained_model"),
-    *("health", "observation", "report", "train", "evaluate", "generate", "compress", "prepare"),
+    *("health", "observation", "report_sample", "report", "train", "evaluate", "generate", "compress", "prepare"),
 ]
 
 

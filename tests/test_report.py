@@ -20,7 +20,8 @@ from adaptive_span_jax.figures.passage import passage_spans
 from adaptive_span_jax.figures.spans import span_history, spans_by_layer
 from adaptive_span_jax.figures.sweep import Point, span_sweep
 from adaptive_span_jax.memory import shift_in
-from adaptive_span_jax.paper_tables import Row, shown, tables
+from adaptive_span_jax.paper_tables import FOOTNOTES, PUBLISHED, Row, shown, tables
+from adaptive_span_jax.report_sample import shown_parts
 from adaptive_span_jax.saved import Saved
 from adaptive_span_jax.score import score
 from adaptive_span_jax.segments import Position
@@ -120,7 +121,7 @@ def test_a_full_length_model_can_be_drawn():
 
 
 def test_any_byte_can_be_shown():
-    drawing = passage_spans(bytes(range(256)), np.ones(256), "dynamic")
+    drawing = passage_spans(bytes(range(256)), np.ones(256))
     ElementTree.fromstring(drawing.svg())
     assert drawing.rows[ord("a")][2] == "a"
     assert drawing.rows[200][2] == "·"
@@ -134,7 +135,7 @@ def test_data_is_visible_on_light_and_on_dark():
         linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
         return linear @ [0.2126, 0.7152, 0.0722]
 
-    for colour in (BLUE, GREEN, RED, PINK, *shades(24)):
+    for colour in (BLUE, GREEN, RED, PINK, *shades(4), *shades(24)):
         for background in ("#ffffff", "#181c22"):
             low, high = sorted(
                 (luminance(colour[:3] if not isinstance(colour, str) else colour), luminance(background))
@@ -195,12 +196,71 @@ def test_figures_take_the_colour_of_the_text_around_them():
 
 def test_tables_show_published_numbers_and_the_run():
     run = Row("this run", 4, 36.5, 848_496, 816_000.0, 2.2421, None)
-    text8, enwik8, dynamic = tables(run)
-    assert [shown(text8.rows[1], column) for column in text8.columns[1:]] == ["12", "314", "38M", "42M", "1.05", "1.11"]
-    assert [shown(enwik8.rows[-2], column) for column in enwik8.columns[3:]] == ["181M", "1.00", "0.98"]
-    assert [shown(row, "average_span") for row in dynamic.rows] == ["123", "149", "36.5"]
-    assert [shown(run, column) for column in text8.columns] == ["this run", "4", "36.5", "848k", "816k", "2.242", "–"]
-    assert "217M" in text8.footnotes[0]
+    text8, enwik8, dynamic = PUBLISHED
+    assert [shown(text8.rows[1], column) for column in text8.columns[1:]] == ["1.05", "1.11", "12", "314", "38M", "42M"]
+    assert [shown(enwik8.rows[-1], column) for column in enwik8.columns[1:]] == ["1.00", "0.98", "24", "209M", "181M"]
+    assert [shown(row, "average_span") for row in dynamic.rows] == ["123", "149"]
+    assert [shown(run, column) for column in text8.columns] == ["this run", "2.242", "–", "4", "36.5", "848k", "816k"]
+    assert "217M" in FOOTNOTES[int(text8.rows[-1].notes) - 1]
+
+
+def test_a_run_is_in_the_tables_of_its_own_text_only():
+    run = Row("this run", 4, 36.5, 848_496, 816_000.0, 2.2421, None)
+    assert [(table.title[:7], table.run) for table in tables("enwik8", run)] == [("Table 2", run)]
+    assert [(table.title[:7], table.run) for table in tables("text8", run)] == [("Table 1", run), ("Table 3", run)]
+    for other in ("stdlib", "files"):
+        assert [table.run for table in tables(other, run)] == [None, None, None]
+
+
+def test_spans_along_a_passage_are_drawn_for_dynamic_spans_only(monkeypatch):
+    monkeypatch.setattr(report, "cost_by_limit", lambda *_: spans_by_layer(np.ones((1, 1)), 5, 37))  # takes long
+    seen = observation.Observation(np.full((3, 2, 37), 1 / 37), np.ones((3, 2)), 9, b"abc", np.array([1.0, 2.0, 3.0]))
+    for kind in ("fixed", "adaptive", "dynamic"):
+        config = tiny_config(span={"kind": kind})
+        run = report.Run("run", config, "stdlib", "byte", 1, 1, 2.0, 2.0, 2.0, np.ones((3, 2)), [], [], seen, None)
+        assert ("passage" in [drawing.name for drawing in report.draw(run)]) == (kind == "dynamic"), kind
+
+
+def test_a_sample_is_text_whatever_its_bytes():
+    assert shown_parts(b"caf\xc3", b"\xa9 \xff\x00\x1b\n\tend\xe2\x82") == ("caf", "é \ufffd\ufffd\ufffd\n\tend\ufffd")
+
+
+def test_neighbouring_layers_have_colours_that_can_be_told_apart():
+    """Distance in OKLab, where 0.02 is just noticeable side by side, and lines of one dot need several times that."""
+    to_cones = [[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]
+    to_lab = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]
+    for layers in (2, 4, 8, 12, 24, 36):
+        colours = shades(layers)[:, :3]
+        linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
+        lab = np.cbrt(linear @ np.transpose(to_cones)) @ np.transpose(to_lab)
+        assert np.linalg.norm(np.diff(lab, axis=0), axis=1).min() > 0.1, layers
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_the_axis_of_spans_fits_them(history):
+    def draw(z_LH, ramp, limit):
+        if history:
+            return span_history(np.arange(2), np.stack([z_LH, z_LH]), ramp, limit)
+        return spans_by_layer(z_LH, ramp, limit)
+
+    drawing = draw(np.array([[0.0, 3.0], [20.0, 60.0]]), 32, 2048)
+    low, high = drawing.figure.axes[0].get_ylim()
+    assert 20 < low < 32 < 92 < high < 105
+    assert "S = 2,048 ↑" in drawing.svg()
+    assert ">R = 32<" in drawing.svg()
+    drawing = draw(np.array([[1000.0, 1500.0], [2000.0, 2048.0]]), 32, 2048)
+    low, high = drawing.figure.axes[0].get_ylim()
+    assert 800 < low < 1032 < 2048 < high < 2300
+    assert ">S = 2,048<" in drawing.svg()
+    assert "R = 32 ↓" in drawing.svg()
+
+
+def test_the_axis_of_distances_ends_where_attention_does():
+    weight_LHS = np.zeros((1, 2, 2048))
+    weight_LHS[0, 0, :33], weight_LHS[0, 1, :60] = 1 / 33, 1 / 60
+    drawing = attention_patterns(weight_LHS, np.array([[0.0, 27.0]]), 32, 100)
+    assert 60 < drawing.figure.axes[0].get_xlim()[1] < 75
+    assert "S = 2,048 →" in drawing.svg()
 
 
 def test_sweep_draws_what_it_was_given(tmp_path):

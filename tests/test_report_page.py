@@ -1,18 +1,23 @@
 """The report of a finished run: its files, and its page in a real browser, on a phone and on a desk, light and dark."""
 
+import contextlib
 import io
 import json
 import os
 import re
 import shutil
 import subprocess
+from html import escape
 
+import jax
 import matplotlib.image
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from adaptive_span_jax import report, train
+from adaptive_span_jax import corpus as corpora
+from adaptive_span_jax import head_reach, model, report, report_page, span, train
+from adaptive_span_jax.paper_tables import FOOTNOTES, Row, tables
 from tests.conftest import tiny_config, use_devices
 from tests.test_report import FIGURES, rows_of
 
@@ -40,6 +45,13 @@ CONTRAST = """text => {
   return (high + 0.05) / (low + 0.05);
 }"""
 
+# How many lines an element's text takes.
+LINES = """element => {
+  const range = document.createRange();
+  range.selectNodeContents(element);
+  return new Set([...range.getClientRects()].map(line => line.top)).size;
+}"""
+
 
 def find_browser() -> str:
     """A Chromium, installed from Debian's packages where that is possible."""
@@ -60,6 +72,17 @@ def find_browser() -> str:
     path = shutil.which(PACKAGE)
     assert path
     return path
+
+
+@contextlib.contextmanager
+def chromium():
+    """A browser, while the block runs."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    executable = find_browser()
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 def colours(png: bytes) -> int:
@@ -94,7 +117,14 @@ def test_a_finished_run_has_a_report(run, one_device, capsys):
     assert 0 < summary["input_share"] < 1
 
     page = (target / "index.html").read_text()
-    assert "of training time spent fetching text" in page
+    headlines = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page)
+    assert ("baseline: order-2 entropy of train, bits per byte", f"{result['order2_bits']:.3f}") in headlines
+    saved = 1 - result["flops_per_token"] / summary["flops_per_token_fixed"]
+    assert ("multiply-adds saved against fixed spans of S = 37", f"{100 * saved:.0f} %") in headlines
+    assert not [name for name, _ in headlines if "fetching" in name]
+    assert "Fetching text took" in page
+    for note in FOOTNOTES:
+        assert page.count(escape(note)) == 1
     for name in FIGURES:
         assert f'<figure id="{name}">' in page
         assert (target / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -116,13 +146,55 @@ def test_a_finished_run_has_a_report(run, one_device, capsys):
     assert {path.name: path.read_bytes() for path in target.iterdir()} == before, "not the same twice"
 
 
+def check_sample(page):
+    """A prompt of dev that is told apart from what the model wrote after it."""
+    prompt = page.locator("#sample pre .prompt")
+    assert len(prompt.inner_text()) > 30
+    assert len(page.locator("#sample pre").inner_text()) > len(prompt.inner_text()) + 300
+    behind = "element => getComputedStyle(element).backgroundColor"
+    assert prompt.evaluate(behind) != page.locator("#sample pre").evaluate(behind)
+
+
+def check_tables(page, narrow):
+    """Bits are seen without scrolling; if there is more, the page says so."""
+    for heading in page.locator("th", has_text=re.compile(r"^\w+$")).all():
+        assert heading.evaluate(LINES) == 1, f"{heading.inner_text()} is broken within the word"
+    for table in page.locator(".wide").all():
+        edge = table.bounding_box()
+        for heading in table.locator("th", has_text="bits").all():
+            box = heading.bounding_box()
+            assert box["x"] + box["width"] <= edge["x"] + edge["width"], heading.inner_text()
+        cue = table.locator("xpath=preceding-sibling::p[contains(@class, 'cue')]")
+        scrolls = table.evaluate("element => element.scrollWidth > element.clientWidth")
+        assert (cue.count() > 0 and cue.is_visible()) == scrolls
+    assert page.locator(".cue:visible").count() == (2 if narrow else 0)
+
+
+def test_a_run_on_enwik8_stands_in_its_table(run, tmp_path):
+    """And what a model writes is text, not HTML."""
+    summary = json.loads((run / "report" / "summary.json").read_text())
+    summary |= {"corpus": "enwik8", "sample": {"prompt": "<b>&", "continuation": "</pre><i>", "temperature": 0.8}}
+    row = Row("this run (adaptive, S = 1024)", 8, 123.0, 6.5e6, 8e6, 1.31, 1.2942)
+    html = report_page.page(summary, [], [], tables("enwik8", row))
+    (tmp_path / "index.html").write_text(html)
+    assert "Table 2: enwik8" in html
+    assert "text8" not in html
+    assert "orientation" not in html
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 360, "height": 800})
+        page.goto((tmp_path / "index.html").as_uri())
+        assert page.locator("#sample pre").inner_text() == "<b>&</pre><i>"
+        edge = page.locator(".wide").bounding_box()
+        for value in ("1.31", "1.294"):
+            box = page.locator("tr.run td", has_text=re.compile(f"^{value}$")).bounding_box()
+            assert box["x"] + box["width"] <= edge["x"] + edge["width"]
+        assert page.locator(".cue").is_visible()
+
+
 def test_page_looks_right_on_phone_and_desk_in_light_and_dark(run):
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    executable = find_browser()
     address = (run / "report" / "index.html").as_uri()
 
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+    with chromium() as browser:
         seen = {}
         for width, scheme in ((360, "light"), (360, "dark"), (1280, "light")):
             page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
@@ -145,11 +217,41 @@ def test_page_looks_right_on_phone_and_desk_in_light_and_dark(run):
                 assert box["height"] > 100
                 assert colours(figure.screenshot()) > 20, f"{name} is blank"
                 assert page.locator(f"figure#{name} text").first.evaluate(CONTRAST) > 7, name
-            assert page.locator("tr.run").count() == 3
+            assert page.locator("tr.run").count() == 0, "the run has not read the tables' text"
+            assert "This run has read stdlib" in page.locator(".apart").inner_text()
+            check_sample(page)
+            check_tables(page, narrow=width == 360)
             seen[width, scheme] = page.screenshot(full_page=True)
             assert colours(seen[width, scheme]) > 100
             page.close()
-        browser.close()
     means = {view: float(matplotlib.image.imread(io.BytesIO(png))[..., :3].mean()) for view, png in seen.items()}
     assert means[360, "light"] > 0.8
     assert means[360, "dark"] < 0.3
+
+
+@pytest.mark.parametrize("value", [np.nan, 1e30])
+def test_a_model_whose_numbers_are_not_finite_has_a_report(value, tmp_path, one_device):
+    """Parameters that are not finite, or so large that nothing after them is; logs with what training may write."""
+    config = tiny_config(model={"attention": "plain"})
+    text = corpora.load(config.data)
+    params = jax.tree.map(
+        lambda leaf: np.full(leaf.shape, value, leaf.dtype),
+        jax.eval_shape(lambda: model.init(config, len(text.vocabulary), jax.random.key(0))),
+    )
+    params = jax.device_get(span.project(params))
+    bad = [[None, 1.0]] * 3
+    (tmp_path / "spans.jsonl").write_text("".join(json.dumps({"step": step, "z_LH": bad}) + "\n" for step in (1, 2)))
+    lines = [{"step": 1, "train_bits": float("nan"), "penalty_nats": 1.0}, {"step": 2, "dev_bits": None}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    z_LH = head_reach.largest_z(config, params)
+    page = report.write_report(config, tmp_path, text, params, 2, z_LH).read_text()
+    assert "There is no sample" in page
+    for reason in ("no span is finite", "no head has finite attention weights"):
+        assert (reason in page) == np.isnan(value), reason
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    summary = json.loads((tmp_path / "report" / "summary.json").read_text(), parse_constant=refuse)
+    assert summary["dev_bits"] is None
+    assert (summary["average_span"] is summary["flops_per_token"] is None) == np.isnan(value)

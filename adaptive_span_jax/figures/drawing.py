@@ -25,6 +25,9 @@ from adaptive_span_jax import storage
 INK = "#1c2024"
 BLUE, GREEN, RED, PINK = "#0072b2", "#009e73", "#d55e00", "#cc79a7"
 
+# What each of linear red, green and blue contributes to brightness.
+LUMINANCE = np.array([0.2126, 0.7152, 0.0722])
+
 # Inches. A phone shows the figure at about 72 dots an inch: text of 8 points is then 8 dots high.
 WIDTH = 4.4
 
@@ -95,9 +98,31 @@ def panels(rows: int = 1, columns: int = 1, *, width: float = WIDTH, height: flo
     return figure, figure.subplots(rows, columns, **options)
 
 
+def leave_empty(axes: Any, reason: str) -> None:
+    """Writes into a panel why nothing is drawn in it."""
+    axes.tick_params(which="both", bottom=False, left=False, labelbottom=False, labelleft=False)
+    axes.grid(visible=False)
+    axes.text(0.5, 0.5, reason, transform=axes.transAxes, ha="center", va="center")
+
+
+def name_at_edge(axes: Any, name: str, top: int) -> None:
+    """Names what lies beyond a panel's edge, over its top or just inside its bottom, at the right."""
+    axes.annotate(name, (1, top), (0, 2), xycoords="axes fraction", textcoords="offset points", ha="right",
+                  va="bottom", fontsize=8)  # fmt: skip
+
+
 def shades(count: int) -> np.ndarray:
-    """Colours in order, first to last, all of them visible on light and on dark."""
-    return LinearSegmentedColormap.from_list("shades", [BLUE, "#858585", RED])(np.linspace(0, 1, count))
+    """Colours in order, first to last, all of them visible on light and on dark, neighbours easy to tell apart.
+
+    Hue goes once around, and every second colour is lighter: many hues at one brightness would look alike.
+    """
+    around = LinearSegmentedColormap.from_list("shades", [BLUE, GREEN, "#8a7800", RED, "#b0508c"])
+    colour_N3 = around(np.linspace(0, 1, count))[:, :3]
+    linear_N3 = np.where(colour_N3 <= 0.04045, colour_N3 / 12.92, ((colour_N3 + 0.055) / 1.055) ** 2.4)
+    # These luminances have a contrast of 3 to the dark and to the light card.
+    luminance_N = np.where(np.arange(count) % 2, 0.28, 0.145)
+    linear_N3 *= (luminance_N / (linear_N3 @ LUMINANCE))[:, None]
+    return np.where(linear_N3 <= 0.0031308, 12.92 * linear_N3, 1.055 * linear_N3 ** (1 / 2.4) - 0.055)
 
 
 def pixels(figure: Figure) -> np.ndarray:

@@ -1,11 +1,12 @@
 """Several runs that differ in their span only: what the limit S does to bits, to spans and to cost."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
-from adaptive_span_jax.figures.drawing import BLUE, GREEN, RED, Drawing, panels, styled
+from adaptive_span_jax.figures.drawing import BLUE, GREEN, RED, Drawing, leave_empty, panels, styled
 
 _LOOKS = {"fixed": (RED, "--", "s"), "adaptive": (BLUE, "-", "o"), "dynamic": (GREEN, ":", "^")}
 
@@ -36,19 +37,26 @@ def span_sweep(points: Sequence[Point], unit: str) -> Drawing:
     for panel, (name, scale, label) in zip(axes, values, strict=True):
         for kind, (colour, dashes, marker) in _LOOKS.items():
             chosen = [point for point in points if point.kind == kind]
-            numbers = [getattr(point, name) * scale for point in chosen]
-            if chosen:
-                panel.plot([point.limit for point in chosen], numbers, dashes, marker=marker, color=colour, label=kind)
+            found = [(point.limit, getattr(point, name) * scale) for point in chosen]
+            found = [(limit, number) for limit, number in found if math.isfinite(number)]
+            if found:
+                panel.plot(*zip(*found, strict=True), dashes, marker=marker, color=colour, label=kind)
+        panel.set(xlabel="limit S (positions)", ylabel=label)
+        if not panel.lines:
+            leave_empty(panel, "no finite numbers")
+            continue
         panel.set_xscale("log", base=2)
         panel.xaxis.set_major_locator(FixedLocator(sorted({point.limit for point in points})))
         panel.xaxis.set_minor_locator(NullLocator())
         panel.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         panel.margins(y=0.12)
-        panel.set(xlabel="limit S (positions)", ylabel=label)
-    axes[1].set_yscale("log", base=2)
-    axes[1].yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes[2].set_ylim(0, None)
-    axes[0].legend()
+        if name == "average_span":
+            panel.set_yscale("log", base=2)
+            panel.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        if name == "flops_per_token":
+            panel.set_ylim(0, None)
+    if axes[0].lines:
+        axes[0].legend()
     return Drawing(
         name="span_sweep",
         title="Bits, spans and cost as S grows",
