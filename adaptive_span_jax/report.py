@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,10 @@ class Run:
         )
 
 
-def report(directory: Path, which: str) -> int:
-    """Writes the report on a run's checkpoint, whose own config is used; answers the exit code."""
+def report(directory: Path, which: str, changes: Mapping[str, Any] | None = None) -> int:
+    """Writes the report on a run's checkpoint, with `changes` to its own config; returns the exit code."""
     config, saved, params = load_params(directory, which, sharding.make_mesh())
+    config = config.changed(changes or {})
     corpus = corpora.load(config.data)
     workdir.check_same_run(directory, saved, config, corpus.fingerprint)
     page = write_report(config, directory, corpus, jax.device_get(params), saved.step)

@@ -110,13 +110,6 @@ def test_what_only_a_start_can_find_out_is_named_as_clearly(arguments, environme
     assert found.stdout == ""
 
 
-def test_help_is_short_and_useful():
-    found = run("--help")
-    assert "python main.py --config=configs/enwik8_large.py" in found.stdout
-    assert "--workdir" in found.stdout
-    assert len(found.stdout.splitlines()) < 40
-
-
 @pytest.mark.slow
 def test_quickstart_in_small(tmp_path):
     arguments = (

@@ -14,7 +14,7 @@ import adaptive_span_jax
 from adaptive_span_jax import convert, evaluate, flops, sharding, step
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.score import make_finished_step, score, score_finished
-from tests.conftest import tiny_config, use_devices
+from tests.conftest import use_devices
 from tests.finished.conftest import CONFIG, TEXT
 
 pytestmark = pytest.mark.xdist_group("finished")  # one run serves all files of this folder
@@ -73,10 +73,9 @@ def test_exact_scores_do_not_depend_on_how_the_text_is_cut(model, streams):
 def test_any_checkpoint_can_be_evaluated(run, monkeypatch, capsys):
     use_devices(monkeypatch, 1)
     results = {}
-    # The checkpoint knows its model and text; how to evaluate is the command's.
-    other = tiny_config(model={"width": 30}, data={"max_bytes": 5}, evaluate={"streams": 2})
+    # The checkpoint knows its model, its text and how to evaluate; the command may change the latter.
     for which in ("30", "best"):
-        assert evaluate.evaluate(other, run, which) == 0
+        assert evaluate.evaluate(run, which, {"evaluate.streams": 2}) == 0
         results[which] = json.loads((run / "evaluation.json").read_text())
     assert results["30"]["step"] == 30
     assert results["best"]["step"] == 60
@@ -97,7 +96,7 @@ def test_any_checkpoint_can_be_evaluated(run, monkeypatch, capsys):
         )
     assert f"{results['best']['test_exact']['average_span']:.1f} positions" in printed
     with pytest.raises(UserError, match=r"no checkpoint '7'; name a step, latest or best. There are: 30, 60 \(best\)"):
-        evaluate.evaluate(CONFIG, run, "7")
+        evaluate.evaluate(run, "7")
 
 
 def test_load_says_what_is_missing(tmp_path):
