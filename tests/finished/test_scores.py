@@ -11,7 +11,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import adaptive_span_jax
-from adaptive_span_jax import convert, evaluate, flops, sharding, step
+from adaptive_span_jax import convert, corpus, evaluate, flops, report, sharding, step
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.score import make_finished_step, score, score_finished
 from tests.conftest import use_devices
@@ -109,3 +109,20 @@ def test_convert_says_what_it_needs(tmp_path, monkeypatch, capsys):
     assert convert.main(["checkpoint.pt", f"--workdir={tmp_path}"]) == 2
     assert "error: PyTorch is needed" in (printed := capsys.readouterr().err)
     assert "pip install -r requirements-convert.txt" in printed
+
+
+@pytest.mark.parametrize("mode", [evaluate.evaluate, report.report])
+def test_where_data_is_kept_is_the_runs_own_unless_changed(mode, run, monkeypatch):
+    """So are all other settings of the run; the command line's config file does not reach these modes."""
+    seen = []
+
+    def load(data):
+        seen.append(data)
+        raise UserError("seen enough")
+
+    use_devices(monkeypatch, 1)
+    monkeypatch.setattr(corpus, "load", load)
+    for changes in (None, {"data.directory": "/elsewhere"}):
+        with pytest.raises(UserError, match="seen enough"):
+            mode(run, "latest", changes)
+    assert seen == [CONFIG.data, dataclasses.replace(CONFIG.data, directory="/elsewhere")]
