@@ -1,52 +1,53 @@
 """Adaptive attention span in JAX: train, evaluate, report, generate, compress; plan a run; prepare data.
 
-    python main.py                                     the quickstart: four minutes in all, no download
-    python main.py --config=configs/enwik8_large.py    an experiment of the paper
-    python main.py --config=configs/bytes.py --config.data.path=FILE_OR_FOLDER    your own text
+python main.py                                     the quickstart: four minutes in all, no download
+python main.py --config=configs/enwik8_large.py    an experiment of the paper
+python main.py --config=configs/bytes.py --config.data.path=FILE_OR_FOLDER    your own text
+python main.py --workdir=runs/bytes                resume a run; its own config.json is enough
+python main.py --workdir=runs/bytes --mode=generate --prompt='Once '    use its model
 
-The same command again goes on where it stopped. Every field of configs/base.py can be set: --config.train.steps=100.
+Every field of configs/base.py can be set, e.g. --config.train.steps=100.
 """
 
 import errno
+import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from adaptive_span_jax import flag_errors, storage, verify
+from adaptive_span_jax import flag_errors, modes, storage, verify
+from adaptive_span_jax.command_line import command
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.errors import UserError
 
 _HERE = Path(__file__).parent
-_CONFIG = config_flags.DEFINE_config_file(
-    "config",
-    help_string="The run: a file of configs/, some with an argument (file.py:2048); quickstart.py unless given.",
+
+
+def _text(name: str) -> str:
+    return modes.FLAGS[name][1]
+
+
+_CONFIG = config_flags.DEFINE_config_file("config", help_string=_text("config"))
+_MODE = flags.DEFINE_enum("mode", "train", list(modes.MODES), "What to do.")
+_WORKDIR = flags.DEFINE_string("workdir", None, _text("workdir"))
+_STEP = flags.DEFINE_string("step", "latest", _text("step"))
+_PROMPT = flags.DEFINE_string("prompt", None, _text("prompt"))
+_PROMPT_FILE = flags.DEFINE_string("prompt_file", None, _text("prompt_file"))
+_INPUT = flags.DEFINE_string("input", None, _text("input"))
+_OUTPUT = flags.DEFINE_string("output", None, _text("output"))
+_TOPOLOGY = flags.DEFINE_string("topology", None, _text("topology"))
+_EXPECT_DEVICES = flags.DEFINE_integer("expect_devices", 0, _text("expect_devices"))
+_COORDINATOR = flags.DEFINE_string("coordinator", None, _text("coordinator"))
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, _text("num_processes"))
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, _text("process_id"))
+_OF_SOME_MODES = (
+    *(_STEP, _PROMPT, _PROMPT_FILE, _INPUT, _OUTPUT, _TOPOLOGY, _EXPECT_DEVICES),
+    *(_COORDINATOR, _NUM_PROCESSES, _PROCESS_ID),
 )
-_MODES = ["train", "evaluate", "report", "generate", "compress", "decompress", "verify", "prepare", "plan", "doctor"]
-_MODE = flags.DEFINE_enum("mode", "train", _MODES, "What to do.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; runs/<config name> unless given.")
-_STEP = flags.DEFINE_string("step", "latest", "evaluate, generate, …: the checkpoint: latest, best or a step.")
-_PROMPT = flags.DEFINE_string("prompt", None, "generate: the text to go on from.")
-_PROMPT_FILE = flags.DEFINE_string("prompt_file", None, "generate: a file with the text to go on from.")
-_INPUT = flags.DEFINE_string("input", None, "compress, decompress: the file to read.")
-_OUTPUT = flags.DEFINE_string("output", None, "compress, decompress: the file to write.")
-_TOPOLOGY = flags.DEFINE_string("topology", None, "plan: the machine, e.g. v5e:2x4, a100:8 or h100:2x8.")
-_EXPECT_DEVICES = flags.DEFINE_integer("expect_devices", 0, "train, doctor: refuse another number of devices; 0: any.")
-_OF_MODES = (
-    (_STEP, ("evaluate", "report", "generate", "compress", "decompress")),
-    (_PROMPT, ("generate",)),
-    (_PROMPT_FILE, ("generate",)),
-    (_INPUT, ("compress", "decompress")),
-    (_OUTPUT, ("compress", "decompress")),
-    (_TOPOLOGY, ("plan",)),
-    (_EXPECT_DEVICES, ("train", "doctor")),
-)
-_COORDINATOR = flags.DEFINE_string(
-    "coordinator", None, "Several hosts, unless Cloud TPU, Slurm or Open MPI say it: HOST:PORT of process 0 …"
-)
-_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "… how many processes there are …")
-_PROCESS_ID = flags.DEFINE_integer("process_id", None, "… and which of them this is, from 0.")
 
 
 def main(argv: list[str]) -> int:
@@ -54,27 +55,32 @@ def main(argv: list[str]) -> int:
     if len(argv) > 1:
         raise UserError(f"{argv[1]!r} is not an option; options start with --, see python main.py --help")
     file, _, argument = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
-    config = _read_config(file)
+    if not Path(file).is_file():
+        there = ", ".join(sorted(path.name for path in (_HERE / "configs").glob("*.py")))
+        raise UserError(f"--config={file}: no such file; configs/ has {there}")
+    changes = config_flags.get_override_values(flags.FLAGS["config"])
+    modes.refuse_unused(_MODE.value, [flag.name for flag in _OF_SOME_MODES if flag.present], changes)
     name = Path(file).stem + (f"_{argument}" if argument else "")
     directory = storage.place(_WORKDIR.value or f"runs/{name}")
-    command = " ".join(["python", *(word for word in sys.argv if not word.startswith("--mode"))])
 
-    for flag, modes in _OF_MODES:
-        if flag.present and _MODE.value not in modes:
-            raise UserError(f"--{flag.name} is for --mode={' or '.join(modes)}, not for {_MODE.value}")
     # Orbax reports every rename, and prints the traceback of an error that it raises; gcsfs reports every file.
     logging.set_verbosity(logging.WARNING)
     logging.get_absl_logger().addFilter(lambda record: "orbax" not in record.pathname)
     if _MODE.value == "verify":
-        return verify.verify(directory, command)
-    return _run(config, name, directory, command)
+        return verify.verify(directory)
+    if _MODE.value in ("train", "prepare", "plan", "doctor"):
+        own = None if _names_config(sys.argv) else _own_config(directory)
+        config = own.changed(changes) if own else Config.from_dict(_CONFIG.value.to_dict())
+        return _start(config, directory.name if own else name, directory)
+    return _use(directory, changes)
 
 
-def _run(config: Config, name: str, directory: Path, command: str) -> int:
+def _start(config: Config, name: str, directory: Path) -> int:
+    """The modes that are about a run to come: its config decides."""
     # Only now, with a valid config: importing JAX takes seconds.
     import jax
 
-    from adaptive_span_jax import cpu, doctor, hosts, plan, user_cache
+    from adaptive_span_jax import doctor, hosts, plan
 
     if config.model.compute_dtype == "float64":
         jax.config.update("jax_enable_x64", True)
@@ -82,45 +88,77 @@ def _run(config: Config, name: str, directory: Path, command: str) -> int:
         if not _TOPOLOGY.value:
             raise UserError("--mode=plan needs --topology, e.g. --topology=v5e:2x4 or --topology=a100:8")
         return plan.plan(config, _TOPOLOGY.value, name)
-    user_cache.keep_compiled()
-    if _MODE.value in ("train", "evaluate", "prepare", "doctor"):
-        hosts.connect(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
-    cpu.use_cores(config.train.batch_size)
+    _join(config.train.batch_size)
     with hosts.together():
         if _MODE.value == "doctor":
             return doctor.doctor(config, directory, _EXPECT_DEVICES.value)
         # Not for the doctor, who leaves nothing behind: importing matplotlib makes folders in the user's home.
-        from adaptive_span_jax import compress, evaluate, generate, prepare, report, train
+        from adaptive_span_jax import prepare, train
 
         match _MODE.value:
             case "prepare":
                 return prepare.prepare(config.data)
+            case _:
+                doctor.quick(_EXPECT_DEVICES.value)
+                several = jax.process_count() > 1
+                return train.train(
+                    config, directory, "the same command again, on every host" if several else command(directory)
+                )
+
+
+def _use(directory: Path, changes: dict[str, Any]) -> int:
+    """The modes that read a run's checkpoint, whose own config decides, apart from what the command line changes."""
+    from adaptive_span_jax import compress, evaluate, generate, hosts, report
+
+    # How many streams the run's own evaluation has is only known once it is loaded; the guess decides about speed only.
+    _join(_CONFIG.value.evaluate.streams)
+    with hosts.together():
+        match _MODE.value:
             case "evaluate":
-                return evaluate.evaluate(config, directory, _STEP.value)
+                return evaluate.evaluate(directory, _STEP.value, changes)
             case "report":
-                return report.report(directory, _STEP.value)
+                return report.report(directory, _STEP.value, changes)
             case "generate":
-                return generate.generate(config.generate, directory, _STEP.value, _PROMPT.value, _PROMPT_FILE.value)
-            case "compress" | "decompress":
+                return generate.generate(directory, _STEP.value, _PROMPT.value, _PROMPT_FILE.value, changes)
+            case _:
                 if _INPUT.value is None:
                     raise UserError(f"--mode={_MODE.value} needs --input=FILE")
                 run = compress.compress if _MODE.value == "compress" else compress.decompress
                 return run(directory, _STEP.value, Path(_INPUT.value), Path(_OUTPUT.value) if _OUTPUT.value else None)
-            case _:
-                doctor.quick(_EXPECT_DEVICES.value)
-                return train.train(config, directory, command)
 
 
-def _read_config(file: str) -> Config:
-    if not Path(file).is_file():
-        there = ", ".join(sorted(path.name for path in (_HERE / "configs").glob("*.py")))
-        raise UserError(f"--config={file}: no such file; configs/ has {there}")
-    return Config.from_dict(_CONFIG.value.to_dict())
+def _join(streams: int) -> None:
+    """Sets up JAX for this machine, and for others in the modes that several hosts share."""
+    from adaptive_span_jax import cpu, hosts, user_cache
+
+    user_cache.keep_compiled()
+    if _COORDINATOR.name in modes.MODES[_MODE.value].flags:
+        hosts.connect(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
+    cpu.use_cores(streams)
+
+
+def _own_config(directory: Path) -> Config | None:
+    """What a run has been started with, if there is a run."""
+    file = directory / "config.json"
+    try:
+        return Config.from_dict(json.loads(file.read_text(encoding="utf-8")))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (UserError, ValueError, IsADirectoryError, PermissionError) as error:  # ValueError: not JSON, or not text
+        reason = str(error).partition(";")[0]
+        raise UserError(f"{file} cannot be used ({reason}); name the run's config with --config=FILE") from error
+
+
+def _names_config(words: Sequence[str]) -> bool:
+    return any(word.startswith(("--config=", "-config=")) or word in ("--config", "-config") for word in words)
 
 
 def _parse(argv: list[str]) -> list[str]:
     """Reads the flags; whatever is wrong with them becomes a UserError that names the flag."""
-    if not any(word.startswith(("--config=", "-config=")) or word in ("--config", "-config") for word in argv):
+    if not {"--help", "-help", "-h", "-?"}.isdisjoint(argv):
+        print(f"{__doc__}\n{modes.usage()}")
+        sys.exit(0)
+    if not _names_config(argv):
         argv = [argv[0], f"--config={_HERE / 'configs' / 'quickstart.py'}", *argv[1:]]
     try:
         return flags.FLAGS(argv)

@@ -2,7 +2,7 @@
 
 Reading order, which is also the way the data flows:
 
-    config        fields → frozen, checked dataclasses    (flag_errors)
+    config        fields → frozen, checked dataclasses    (modes, flag_errors, command_line)
     corpus        bytes → token ids                       (text_files, entropy, datasets/)
     segments      ids → parallel streams → segments
     span          how far each head looks back

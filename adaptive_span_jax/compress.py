@@ -24,6 +24,7 @@ import constriction
 import numpy as np
 
 from adaptive_span_jax import display
+from adaptive_span_jax.command_line import command
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.trained_model import TrainedModel, load
 
@@ -59,13 +60,17 @@ def compress(directory: Path, which: str, source: Path, target: Path | None) -> 
     with display.share_done(f"compressing {source.name}") as show:
         packed = pack(model, text, show)
     _write(target, packed)
+    # The step by its number: it is this model that restores the file, also when training has moved on.
+    restore = {"mode": "decompress", "step": model.step, "input": target}
+    if target.suffix != SUFFIX:
+        restore["output"] = source
     ratio = f", {8 * len(packed) / len(text):.3f} bits per byte" if text else ""
     display.show_block(
         f"Compressed by {directory}, step {model.step:,}",
         {
             "from": f"{source}, {display.counted(len(text), 'byte')}",
             "to": f"{target}, {display.counted(len(packed), 'byte')}{ratio}",
-            "restore it": f"--mode=decompress --input={target}",
+            "restore it": command(directory, **restore),
         },
     )
     return 0

@@ -151,6 +151,14 @@ class Config:
         """The config as indented JSON, as written to `config.json`."""
         return strict_json.dumps(dataclasses.asdict(self), indent=2)
 
+    def changed(self, values: Mapping[str, Any]) -> "Config":
+        """The config with other values for some fields, by name (`train.steps`); checked once all are in place."""
+        fields = dataclasses.asdict(self)
+        for name, value in values.items():
+            section, _, field = name.rpartition(".")
+            (fields[section] if section else fields)[field] = value
+        return Config.from_dict(fields)
+
     @property
     def head_width(self) -> int:
         """K, the width of one head."""

@@ -23,6 +23,7 @@ import optax
 from adaptive_span_jax import corpus as corpora
 from adaptive_span_jax import display, published_checkpoint, sharding, storage, strict_json, workdir
 from adaptive_span_jax.checkpoint import Checkpoints, Saved
+from adaptive_span_jax.command_line import command
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.model import Params
@@ -43,7 +44,7 @@ def from_torch(file: Path, directory: Path, config_file: Path | None, changes: l
         raise UserError(f"--workdir={directory} has checkpoints already; name a new directory")
     published = published_checkpoint.read(file)
     symbols, width = published.weights["in_emb.weight"].shape
-    config, command = _config(published, config_file, changes)
+    config = _config(published, config_file, changes)
     workdir.make_workdir(directory)
     corpus = corpora.load(config.data)
     if len(corpus.vocabulary) != symbols:
@@ -81,8 +82,8 @@ def from_torch(file: Path, directory: Path, config_file: Path | None, changes: l
             "step": f"{published.updates:,}; memory is empty and the text starts over",
             "taken from the config": f"ramp {config.span.ramp}, segment {config.train.segment}, dropout "
             f"{config.model.dropout}, penalty {config.span.penalty}",
-            "evaluate it": f"{command} --workdir={directory} --mode=evaluate",
-            "train on": f"{command} --workdir={directory}",
+            "evaluate it": command(directory, mode="evaluate"),
+            "train on": command(directory),
         },
     )
 
@@ -120,8 +121,8 @@ def to_torch(file: Path, directory: Path, which: str) -> None:
     display.say(f"{file}: step {saved.step:,} of {directory}, as the published code writes it")
 
 
-def _config(published: PublishedCheckpoint, config_file: Path | None, changes: list[str]) -> tuple[Config, str]:
-    """The run's config, and the command that has the same."""
+def _config(published: PublishedCheckpoint, config_file: Path | None, changes: list[str]) -> Config:
+    """The run's config."""
     weights = published.weights
     symbols, width = weights["in_emb.weight"].shape
     _, head_width, limit = weights["key_pe"].shape
@@ -154,13 +155,10 @@ def _config(published: PublishedCheckpoint, config_file: Path | None, changes: l
         if name in sizes:
             raise UserError(f"--set {change}: the checkpoint itself says that {name} is {sizes[name]}")
         sizes[name] = value if isinstance(fields[section][field], str) else _value(change, value)
-    words = ["python main.py", f"--config={config_file}"]
     for name, value in sizes.items():
         section, _, field = name.partition(".")
-        if fields[section][field] != value:
-            fields[section][field] = value
-            words.append(f'--config.{name}="{value}"' if isinstance(value, tuple) else f"--config.{name}={value}")
-    return Config.from_dict(fields), " ".join(words)
+        fields[section][field] = value
+    return Config.from_dict(fields)
 
 
 def _value(change: str, value: str) -> Any:

@@ -5,14 +5,16 @@ import os
 import jax
 from jax.sharding import Mesh
 
+_XLA_FLAG = "--xla_force_host_platform_device_count"
+
 
 def use_cores(streams: int) -> None:
     """Makes one device of every core, as far as the streams go round evenly.
 
     XLA runs much of a program, batched small products above all, on one core per device. Call it before anything else.
-    JAX_NUM_CPU_DEVICES in the environment decides where it is set.
+    A number that the user has set wins: JAX_NUM_CPU_DEVICES, or XLA's own flag, which JAX's option would override.
     """
-    if "JAX_NUM_CPU_DEVICES" in os.environ:
+    if "JAX_NUM_CPU_DEVICES" in os.environ or _XLA_FLAG in os.environ.get("XLA_FLAGS", ""):
         return
     cores = _cores()
     jax.config.update("jax_num_cpu_devices", max(n for n in range(1, cores + 1) if streams % n == 0))

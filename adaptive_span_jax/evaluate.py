@@ -1,28 +1,26 @@
 """`--mode=evaluate`: a checkpoint of a run on dev and test, by both protocols."""
 
-import dataclasses
 import itertools
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from adaptive_span_jax import corpus as corpora
 from adaptive_span_jax import display, flops, hosts, loss, sharding, span, storage, strict_json, workdir
-from adaptive_span_jax.config import Config
 from adaptive_span_jax.finished_model import FinishedModel
 from adaptive_span_jax.score import PROTOCOLS, check_streams, make_finished_step, score_finished
 from adaptive_span_jax.trained_model import load_params
 
 
-def evaluate(asked: Config, directory: Path, which: str) -> int:
+def evaluate(directory: Path, which: str, changes: Mapping[str, Any] | None = None) -> int:
     """Scores dev and test, prints a table and writes `evaluation.json`; answers the exit code.
 
-    The checkpoint says which model and text these are; only how to evaluate and where data is kept is up to `asked`.
+    The checkpoint's own config is used, with `changes` to it: how to evaluate, where data is kept.
     """
     mesh = sharding.make_mesh()
     config, saved, params = load_params(directory, which, mesh)
-    data = dataclasses.replace(config.data, archive=asked.data.archive, directory=asked.data.directory)
-    config = dataclasses.replace(config, data=data, evaluate=asked.evaluate)
+    config = config.changed(changes or {})
     hosts.on_first("data", lambda: corpora.prepare(config.data))
     corpus = corpora.load(config.data)
     workdir.check_same_run(directory, saved, config, corpus.fingerprint)

@@ -6,7 +6,9 @@ import itertools
 import math
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +19,17 @@ from adaptive_span_jax.sampling import Sampling
 from adaptive_span_jax.trained_model import TrainedModel, load
 
 
-def generate(how: GenerateConfig, directory: Path, which: str, prompt: str | None, prompt_file: str | None) -> int:
-    """Prints the prompt and its continuations; answers the exit code."""
+def generate(
+    directory: Path,
+    which: str,
+    prompt: str | None,
+    prompt_file: str | None,
+    changes: Mapping[str, Any] | None = None,
+) -> int:
+    """Prints the prompt and its continuations, as the run's config with `changes` has it; returns the exit code."""
     text = read_prompt(prompt, prompt_file)
     model = load(directory, which)
+    how = model.config.changed(changes or {}).generate
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # what a terminal cannot show must not end the text
     try:

@@ -73,7 +73,7 @@ def suggest(config: Config, machine: Machine, devices: list[jax.Device]) -> str:
     """Compiles with one remedy after the other and names the first that makes the run fit."""
     tried = []
     for remedy in _REMEDIES:
-        changed = _changed(config, remedy)
+        changed = config.changed(remedy)
         if changed == config or config.train.batch_size % (len(devices) * changed.train.batch_split):
             continue
         flags = " ".join(f"--config.{field}={value}" for field, value in remedy.items())
@@ -118,14 +118,6 @@ def lower(config: Config, mesh: Mesh) -> jax.stages.Lowered:
     state, segment = abstract(config, mesh)
     train_step: Any = step.make_train_step(config, make_optimizer(config.train), state, mesh)
     return train_step.lower(state, segment)
-
-
-def _changed(config: Config, remedy: dict[str, Any]) -> Config:
-    for path, value in remedy.items():
-        section, field = path.split(".")
-        inner = dataclasses.replace(getattr(config, section), **{field: value})
-        config = dataclasses.replace(config, **{section: inner})
-    return config
 
 
 def _total_bytes(lowered: jax.stages.Lowered) -> int:

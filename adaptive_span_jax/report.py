@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +92,11 @@ class Run:
         return None if self.average_span is None else flops.paper_flops(self.config, self.average_span)
 
 
-def report(directory: Path, which: str) -> int:
-    """Writes the report on a run's checkpoint, whose own config is used; answers the exit code."""
+def report(directory: Path, which: str, changes: Mapping[str, Any] | None = None) -> int:
+    """Writes the report on a run's checkpoint, with `changes` to its own config; returns the exit code."""
     mesh = sharding.make_mesh()
     config, saved, params = load_params(directory, which, mesh)
+    config = config.changed(changes or {})
     corpus = corpora.load(config.data)
     workdir.check_same_run(directory, saved, config, corpus.fingerprint)
     z_LH = _dev_z(config, directory, corpus, params, saved.step, mesh)

@@ -1,9 +1,11 @@
 """The result of a finished run: `result.json` and the table at the end."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 from adaptive_span_jax import flops, span, storage, strict_json
+from adaptive_span_jax.command_line import command
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.corpus import Corpus
 from adaptive_span_jax.display import counted, duration, show_block
@@ -52,7 +54,7 @@ def read_result(workdir: Path, steps: int) -> dict[str, Any] | None:
     return result if complete else None
 
 
-def show_result(workdir: Path, result: dict[str, Any], command: str) -> None:
+def show_result(workdir: Path, result: dict[str, Any]) -> None:
     """The table at the end of a run, and what to try next."""
     unit, page = result["unit"], workdir / "report" / "index.html"
     show_block(
@@ -71,9 +73,9 @@ def show_result(workdir: Path, result: dict[str, Any], command: str) -> None:
     show_block(
         "Next",
         {
-            "see it": f"open {page}" if page.exists() else f"{command} --mode=report",
-            "evaluate again": f"{command} --mode=evaluate",
-            "train longer": f"{command} --config.train.steps={2 * result['steps']}",
+            "see it": f"open {shlex.quote(str(page))}" if page.exists() else command(workdir, mode="report"),
+            "evaluate again": command(workdir, mode="evaluate"),
+            "train longer": command(workdir, **{"config.train.steps": 2 * result["steps"]}),
             "your own text": "python main.py --config=configs/bytes.py --config.data.path=FILE_OR_FOLDER",
         },
     )

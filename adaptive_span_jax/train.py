@@ -75,7 +75,7 @@ def _train(config: Config, directory: Path, command: str) -> int:
             display.say(f"changed since the checkpoint: {change}")
     if saved.step >= config.train.steps and (finished := result.read_result(directory, config.train.steps)):
         display.say(f"This run is complete: {directory} holds step {saved.step:,}.")
-        result.show_result(directory, finished, command)
+        result.show_result(directory, finished)
         return 0
 
     with Interrupt(hosts.Agreement(mesh)) as interrupt, checkpoints:
@@ -215,7 +215,7 @@ def _train(config: Config, directory: Path, command: str) -> int:
     if hosts.is_first():
         result.write_result(directory, finished)
         report.write_report(config, directory, corpus, params, config.train.steps, dev.z_LH)
-    result.show_result(directory, finished, command)
+    result.show_result(directory, finished)
     return 0
 
 

@@ -6,12 +6,12 @@ from adaptive_span_jax import display, sealed
 from adaptive_span_jax.errors import UserError
 
 
-def verify(workdir: Path, command: str) -> int:
+def verify(workdir: Path) -> int:
     """Checks every checkpoint's hashes and prints a table; the exit code: 0 if all are whole, 1 if any is damaged."""
     directory = workdir / "checkpoints"
     steps = sealed.sealed_steps(directory)
     if not steps:
-        raise UserError(f"--workdir={workdir} has no checkpoints to verify; train first: {command}")
+        raise UserError(f"--workdir={workdir} has no checkpoints to verify; name the workdir of a run that has trained")
     rows, damaged = {}, 0
     for step in steps:
         folder = directory / str(step)

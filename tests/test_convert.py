@@ -66,10 +66,12 @@ def same(found, expected):
 def test_published_checkpoint_there_and_back(options, tmp_path, capsys):
     source, run, back = GOLDEN / "reference_tiny.pt", tmp_path / "run", tmp_path / "back.pt"
     assert convert.main([str(source), f"--workdir={run}", *options]) == 0
-    assert "step" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "step" in printed
+    assert f"main.py --workdir={run} --mode=evaluate\n" in printed
     config = Config.from_dict(json.loads((run / "config.json").read_text()))
 
-    assert evaluate.evaluate(config, run, "latest") == 0
+    assert evaluate.evaluate(run, "latest") == 0
     found = json.loads((run / "evaluation.json").read_text())
     expected = np.load(GOLDEN / "adaptive_tiny.npz")["full_eval_nll"]
     assert_allclose(found["dev_published"]["bits"] * math.log(2), expected, atol=1e-6)

@@ -23,10 +23,10 @@ def test_a_full_disk_costs_no_checkpoint(tmp_path, size, on_failure):
     disk = tmp_path / "disk"
     disk.mkdir()
     command = shlex.join([sys.executable, "main.py", f"--workdir={disk}/run"])
-    command = " ".join([command, *(f"--config.{name}={value}" for name, value in fields.items())])
+    changes = " ".join(f"--config.{name}={value}" for name, value in fields.items())
     script = f"""
         mount -t tmpfs -o size={size} tmpfs {disk}
-        {command}; echo "trained: $?"
+        {command} {changes}; echo "trained: $?"
         {command} --mode=verify; echo "verified: $?"
         echo "left:" $(ls {disk}/run/checkpoints)
     """

@@ -128,7 +128,7 @@ def test_workdir_holds_what_is_promised(tmp_path, capsys, monkeypatch):
     assert train.train(config, tmp_path, "python main.py") == 0
     assert "This run is complete" in capsys.readouterr().out
 
-    assert evaluate.evaluate(config, tmp_path, "latest") == 0
+    assert evaluate.evaluate(tmp_path, "latest") == 0
     found = json.loads((tmp_path / "evaluation.json").read_text())
     assert_allclose(found["dev_exact"]["bits"], result["dev_bits"], rtol=1e-6)
     assert found["dev_exact"]["tokens"] == 999
@@ -246,7 +246,7 @@ def test_batch_that_devices_cannot_share(tmp_path, monkeypatch):
 
 def test_evaluate_needs_a_checkpoint(tmp_path):
     with pytest.raises(UserError, match="has no checkpoints"):
-        evaluate.evaluate(tiny_config(), tmp_path, "latest")
+        evaluate.evaluate(tmp_path, "latest")
 
 
 class Watched:

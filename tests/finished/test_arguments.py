@@ -8,7 +8,7 @@ import pytest
 import adaptive_span_jax
 from adaptive_span_jax import evaluate, sampling
 from adaptive_span_jax.errors import UserError
-from tests.conftest import tiny_config, use_devices
+from tests.conftest import use_devices
 from tests.finished.conftest import TEXT
 
 pytestmark = pytest.mark.xdist_group("finished")  # one run serves all files of this folder
@@ -89,4 +89,4 @@ def test_evaluation_refuses_streams_before_it_starts(run, monkeypatch):
     use_devices(monkeypatch, 1)
     monkeypatch.setattr(evaluate, "score_finished", lambda *_: pytest.fail("it has begun"))
     with pytest.raises(UserError, match=r"config\.evaluate\.streams is 100000, but dev has only 1,000 tokens"):
-        evaluate.evaluate(tiny_config(evaluate={"streams": 100_000}), run, "latest")
+        evaluate.evaluate(run, "latest", {"evaluate.streams": 100_000})

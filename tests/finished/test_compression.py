@@ -73,6 +73,12 @@ def test_files_are_compressed_and_restored(loaded, run, tmp_path, capsys):
         compress.compress(run, "latest", source, None)
     assert compress.decompress(run, "latest", tmp_path / "text.adspan", tmp_path / "again") == 0
     assert (tmp_path / "again").read_bytes() == TEXT
-    assert "bits per byte" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "bits per byte" in printed
+    restore = f"main.py --workdir={run} --mode=decompress --step=60 --input={tmp_path}/text.adspan\n"
+    assert restore in printed
+    assert compress.compress(run, "latest", source, tmp_path / "packed") == 0
+    restore = f"main.py --workdir={run} --mode=decompress --step=60 --input={tmp_path}/packed --output={source}\n"
+    assert restore in capsys.readouterr().out
     with pytest.raises(UserError, match="--input=nowhere cannot be read"):
         compress.compress(run, "latest", Path("nowhere"), None)

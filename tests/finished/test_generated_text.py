@@ -1,6 +1,5 @@
 """Text that the model makes: its probability, its cost, how it is shown; it never crashes."""
 
-import dataclasses
 import io
 import sys
 
@@ -10,7 +9,6 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from adaptive_span_jax import generate, sampling, sharding
-from adaptive_span_jax.config import GenerateConfig
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.finished_model import FinishedModel
 from adaptive_span_jax.model import init
@@ -21,9 +19,7 @@ pytestmark = pytest.mark.xdist_group("finished")  # one run serves all files of 
 
 
 def how(**fields):
-    return dataclasses.replace(
-        GenerateConfig(length=30, samples=1, temperature=1.0, top_k=0, top_p=1.0, seed=1), **fields
-    )
+    return {f"generate.{name}": value for name, value in ({"length": 30, "seed": 1} | fields).items()}
 
 
 def test_generated_text_has_the_probability_that_evaluation_gives_it(model):
@@ -104,7 +100,7 @@ def test_sampling_stays_within_top_k_and_top_p():
 
 def test_generate_shows_the_text_and_survives_any_bytes(loaded, run, capsys, monkeypatch):
     model = loaded
-    assert generate.generate(how(samples=2), run, "latest", "def ", None) == 0
+    assert generate.generate(run, "latest", "def ", None, how(samples=2)) == 0
     printed = capsys.readouterr().out
     first, second = model.generate(b"def ", 30, samples=2, seed=1)
     assert ("def " + first.decode()) in printed
@@ -112,7 +108,7 @@ def test_generate_shows_the_text_and_survives_any_bytes(loaded, run, capsys, mon
     # A vocabulary without any text in it: every symbol is shown, none is fatal.
     monkeypatch.setattr(model, "vocabulary", tuple(bytes([128 + i]) for i in range(len(model.vocabulary))))
     (run / "prompt").write_bytes(b"\x80\xc3\xa4")
-    assert generate.generate(how(samples=2), run, "latest", None, str(run / "prompt")) == 0
+    assert generate.generate(run, "latest", None, str(run / "prompt"), how(samples=2)) == 0
     assert "\ufffd" in capsys.readouterr().out
 
 
@@ -130,7 +126,7 @@ class Watched(io.StringIO):
 def test_text_is_shown_symbol_by_symbol(loaded, run, monkeypatch):
     screen = Watched()
     monkeypatch.setattr(sys, "stdout", screen)
-    assert generate.generate(how(), run, "latest", "def ", None) == 0
+    assert generate.generate(run, "latest", "def ", None, how()) == 0
     start = screen.getvalue().index("def ") + len("def ")
     assert [each for each in screen.shown if each > start][:30] == [start + number for number in range(1, 31)]
 
@@ -147,4 +143,4 @@ def test_text_is_shown_symbol_by_symbol(loaded, run, monkeypatch):
 )
 def test_bad_prompts_are_named(loaded, run, prompt, file, expected):
     with pytest.raises(UserError, match=expected):
-        generate.generate(how(), run, "latest", prompt, file)
+        generate.generate(run, "latest", prompt, file, how())

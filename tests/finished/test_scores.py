@@ -11,7 +11,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import adaptive_span_jax
-from adaptive_span_jax import convert, evaluate, flops, sharding, step
+from adaptive_span_jax import convert, corpus, evaluate, flops, report, sharding, step
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.finished_model import FinishedModel
 from adaptive_span_jax.saved import Saved
@@ -106,10 +106,9 @@ def test_exact_scores_do_not_depend_on_how_the_text_is_cut(model, streams):
 def test_any_checkpoint_can_be_evaluated(run, monkeypatch, capsys):
     use_devices(monkeypatch, 1)
     results = {}
-    # The checkpoint knows its model and text; how to evaluate is the command's.
-    other = tiny_config(model={"width": 30}, data={"max_bytes": 5}, evaluate={"streams": 2})
+    # The checkpoint knows its model, its text and how to evaluate; the command may change the latter.
     for which in ("30", "best"):
-        assert evaluate.evaluate(other, run, which) == 0
+        assert evaluate.evaluate(run, which, {"evaluate.streams": 2}) == 0
         results[which] = json.loads((run / "evaluation.json").read_text())
     assert results["30"]["step"] == 30
     assert results["best"]["step"] == 60
@@ -130,7 +129,7 @@ def test_any_checkpoint_can_be_evaluated(run, monkeypatch, capsys):
         )
     assert f"{results['best']['test_exact']['average_span']:.1f} positions" in printed
     with pytest.raises(UserError, match=r"no checkpoint '7'; name a step, latest or best. There are: 30, 60 \(best\)"):
-        evaluate.evaluate(CONFIG, run, "7")
+        evaluate.evaluate(run, "7")
 
 
 def test_load_says_what_is_missing(tmp_path):
@@ -143,3 +142,20 @@ def test_convert_says_what_it_needs(tmp_path, monkeypatch, capsys):
     assert convert.main(["checkpoint.pt", f"--workdir={tmp_path}"]) == 2
     assert "error: PyTorch is needed" in (printed := capsys.readouterr().err)
     assert "pip install -r requirements-convert.txt" in printed
+
+
+@pytest.mark.parametrize("mode", [evaluate.evaluate, report.report])
+def test_where_data_is_kept_is_the_runs_own_unless_changed(mode, run, monkeypatch):
+    """So are all other settings of the run; the command line's config file does not reach these modes."""
+    seen = []
+
+    def load(data):
+        seen.append(data)
+        raise UserError("seen enough")
+
+    use_devices(monkeypatch, 1)
+    monkeypatch.setattr(corpus, "load", load)
+    for changes in (None, {"data.directory": "/elsewhere"}):
+        with pytest.raises(UserError, match="seen enough"):
+            mode(run, "latest", changes)
+    assert seen == [CONFIG.data, dataclasses.replace(CONFIG.data, directory="/elsewhere")]

@@ -56,7 +56,7 @@ def test_sealed_folders_in_a_bucket(bucket, capsys):
 
     make_sealed(directory, 6)
     (directory / "6" / "deep" / "c").write_bytes(b"thrEe")
-    assert verify.verify(directory.parent, "command") == 1
+    assert verify.verify(directory.parent) == 1
     assert "damaged: deep/c is not what was written" in capsys.readouterr().out
     assert str(sealed.set_aside(directory / "6")) == "gs://bucket/sealed/checkpoints/damaged/6"
     make_sealed(directory, 6)

@@ -19,7 +19,7 @@ from adaptive_span_jax import doctor, evaluate, generate, report, sealed, shardi
 from adaptive_span_jax.errors import UserError
 from tests.conftest import tiny_config
 from tests.storage.conftest import needs_gcsfs
-from tests.test_kill import BETWEEN_SAVES, FIELDS, ROOT, Life, last_state
+from tests.test_kill import BETWEEN_SAVES, ROOT, Life, last_state
 
 STEPS = {"train.steps": 60}
 
@@ -49,15 +49,15 @@ def test_every_mode_works_in_a_bucket(bucket, capsys, tmp_path, monkeypatch):
     assert train.train(config, place, "command") == 0
     assert "This run is complete" in capsys.readouterr().out
 
-    assert evaluate.evaluate(config, place, "latest") == 0
+    assert evaluate.evaluate(place, "latest") == 0
     result = json.loads(bucket.objects["modes/result.json"].content)
     evaluation = json.loads(bucket.objects["modes/evaluation.json"].content)
     assert evaluation["dev_exact"]["bits"] == pytest.approx(result["dev_bits"], rel=1e-6)
-    assert generate.generate(config.generate, place, "12", "import", None) == 0
+    assert generate.generate(place, "12", "import", None) == 0
     del bucket.objects["modes/report/index.html"]
     assert report.report(place, "latest") == 0
     assert "modes/report/index.html" in bucket.objects
-    assert verify.verify(place, "command") == 0
+    assert verify.verify(place) == 0
 
     tuned = dataclasses.replace(config, init_from="gs://bucket/modes")
     assert train.train(tuned, tmp_path / "tuned", "command") == 0
@@ -94,9 +94,7 @@ def test_a_slurm_job_queues_again_until_its_result_is_in_the_bucket(bucket, monk
 
 
 def run_main(*arguments: str) -> subprocess.CompletedProcess:
-    fields = FIELDS | STEPS
     command = [sys.executable, "main.py", "--workdir=gs://bucket/killed", *arguments]
-    command += [f"--config.{name}={value}" for name, value in fields.items()]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
@@ -141,7 +139,7 @@ def test_a_run_killed_in_a_bucket_is_the_run_on_a_disk_that_never_was(bucket, tm
     assert again.started_at == 50
     assert "it is set aside: gs://bucket/killed/checkpoints/damaged/60" in again.printed
     check_same_ends(tmp_path / "whole", place)
-    assert verify.verify(place, "command") == 0
+    assert verify.verify(place) == 0
 
 
 def check_same_ends(one: Path, other: Path) -> None:
