@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
     if _MODE.value == "verify":
         return verify.verify(directory)
     if _MODE.value in ("train", "prepare", "plan", "doctor"):
-        own = None if _names_config(sys.argv) else _own_config(directory)
+        own = _own_config(directory) if _WORKDIR.value and not _names_config(sys.argv) else None
         config = own.changed(changes) if own else Config.from_dict(_CONFIG.value.to_dict())
         return _start(config, directory.name if own else name, directory)
     return _use(directory, changes)

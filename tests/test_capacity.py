@@ -28,13 +28,13 @@ def check_training(config: Config, devices: int = 1) -> None:
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
-        ({"train": {"batch_size": 10**8}}, r"training needs at least .* GiB segment memory \(config.train.batch_size"),
-        ({"span": {"limit": 2**20}, "train": {"batch_size": 10**5}}, r"config\.span\.limit = 1048576"),
-        ({"model": {"layers": 10**9}}, r"config\.model\.layers = 1000000000"),
-        ({"model": {"width": 2 * 10**6}}, r"GiB parameters and optimizer state \(.*config\.model\.width = 2000000"),
-        ({"model": {"feedforward": 10**10}}, r"GiB parameters and .*config\.model\.feedforward = 10000000000"),
+        ({"train": {"batch_size": 10**7}}, r"training needs at least .* GiB segment memory \(config.train.batch_size"),
+        ({"span": {"limit": 2**20}, "train": {"batch_size": 10**3}}, r"config\.span\.limit = 1048576"),
+        ({"model": {"layers": 10**7}}, r"config\.model\.layers = 10000000"),
+        ({"model": {"width": 50_000}}, r"GiB parameters and optimizer state \(.*config\.model\.width = 50000"),
+        ({"model": {"feedforward": 4 * 10**8}}, r"GiB parameters and .*config\.model\.feedforward = 400000000"),
         (
-            {"evaluate": {"streams": 10**8}},
+            {"evaluate": {"streams": 10**7}},
             r"evaluation during training needs at least .* GiB segment memory of the evaluation \(config\.evaluate",
         ),
     ],
@@ -102,7 +102,7 @@ def test_a_finished_model_refuses_streams_it_has_no_memory_for():
     config = tiny_config()
     finished, mesh = FinishedModel.of(config, random_params(config, 11)), sharding.make_mesh(jax.devices()[:1])
     capacity.check_reading(finished, 2, 64, mesh, "generate.samples")
-    with pytest.raises(UserError, match=r"generate\.samples = 1000000000 needs at least .* GiB "):
+    with pytest.raises(UserError, match=r"generate\.samples = 1000000000 needs at least .* TiB "):
         capacity.check_reading(finished, 10**9, 64, mesh, "generate.samples")
 
 

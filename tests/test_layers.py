@@ -106,8 +106,3 @@ def test_data_flows_one_way():
     for position, name in enumerate(FLOW):
         later = {f"adaptive_span_jax.{other}" for other in FLOW[position + 1 :]}
         assert not imports(PACKAGE / f"{name}.py") & later, name
-
-
-def test_files_are_short_enough_to_read():
-    for path in files():
-        assert len(path.read_text().splitlines()) <= 300, path

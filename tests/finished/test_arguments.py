@@ -20,7 +20,7 @@ pytestmark = pytest.mark.xdist_group("finished")  # one run serves all files of 
         ({"samples": 0}, ValueError, "samples is 0; it must be at least 1"),
         ({"samples": -1}, ValueError, "samples is -1; it must be at least 1"),
         ({"samples": 1.5}, TypeError, "samples is 1.5, a float; it must be a int"),
-        ({"samples": 10**12}, ValueError, r"samples = 1000000000000 needs at least .* GiB of memory, this machine has"),
+        ({"samples": 10**12}, ValueError, r"samples = 1000000000000 needs at least .* PiB of memory, this machine has"),
         ({"temperature": -1}, ValueError, "temperature is -1.0; it must be 0 or more"),
         ({"temperature": float("nan")}, ValueError, "temperature is nan"),
         ({"temperature": "hot"}, TypeError, "temperature is 'hot', a str; it must be a float"),
