@@ -139,7 +139,7 @@ run() {
       return
     fi
     if [[ $(state) != ACTIVE ]]; then
-      say "The slice was taken away; asking for another. Training goes on from its newest checkpoint."
+      say "The slice was taken away; asking for another. Training resumes from its newest checkpoint."
       delete
     elif [[ $code != 255 ]]; then # training's own
       say "Training ended with code $code. To stop paying: launch/tpu_vm.sh delete --name=$name ${where[*]}"
