@@ -1,49 +1,58 @@
 """Adaptive attention span in Transformers, in JAX and Flax.
 
-Reading order, which is also the way the data flows:
+What a user imports (each only when it is first used: `import adaptive_span_jax` does not import JAX):
 
-    config        fields → frozen, checked dataclasses    (modes, flag_errors, command_line)
-    corpus        bytes → token ids                       (text_files, entropy, datasets/)
-    segments      ids → parallel streams → segments
-    span          how far each head looks back
-    attention     the plain attention, and attention_per_head, which pays only for what each head reads
-    memory        what is carried from segment to segment
-    layer, model  tokens, memory → logits, memory             (linear)
-    loss, optimizer, train_state, step
-    score         a text → bits per symbol
-    checkpoint    state, memory and position → disk → state     (sealed, saved, save_times, storage, lock, workdir,
-                  pretrained)
-    machine       machines that are not here: their chips, and devices to compile for
-    plan          does it fit such a machine, and how long may it take (roofline)
-    doctor        what can be wrong with the machine that is here
-    train         the loop; hosts: several machines as one; cpu: a machine without accelerators
-    head_reach, key_value_cache, finished_model      the same numbers for weights that no longer change, faster
-    trained_model                                    a checkpoint as an object: score, continue, spans
-    evaluate, generate, compress, convert, prepare   the other modes
-    metrics, result, health, display       what people see while it runs and at its end
-    observation, figures/, report          the paper's figures and tables, of any run
+    load                                   a run's checkpoint as a model: scores text, continues it, gives its spans
+    SpanAttention                          the attention layer, for any Flax model
+    FixedSpan, AdaptiveSpan, DynamicSpan   its three kinds of span
+    project                                puts learned spans back into [0, 1] after an update
+
+Rooms in reading order, which is also the way the data flows. Each imports only rooms above it:
+
+    config, errors   the fields of a run, checked; the error type that users see
+    runtime/         the machine: mesh and shardings, hosts, cores, storage, locks, signals, terminal
+    data/            bytes → token ids → parallel streams → segments
+    model/           token ids, memory → logits, spans; attention/ has the reference and the fast path
+    checkpoint/      trees of arrays ↔ sealed folders
+    training/        a step as a pure function, the loop around it, evaluation, metrics
+    inference/       weights that do not change: KV cache, decoder, sampling, scoring, compression
+    report/          the paper's figures and tables, of any run
+    planning/        memory and time on machines that are not here
+    interop/         the published PyTorch checkpoints
+    commands/, cli   one file per --mode; flags → config → command
 
 Array names end in the letters of their axes:
 
-    B streams · T positions of a segment · S the span limit · J keys · M rows of memory · D model width · H heads
-    K width of a head · F feed-forward width · V vocabulary · L layers · N chunks of C queries · W near window
-    P rows of the padded position table, of which a tile reads Y
+    B streams · T positions of a segment · S the span limit · J keys · M rows of memory or of a ring · D model width
+    H heads · K width of a head · F feed-forward width · V vocabulary · L layers · N chunks of C queries · W near window
+    P rows of the padded position table, of which a tile reads Y · E a head's key and value side by side
 """
 
-import time
-from pathlib import Path
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-STARTED = time.perf_counter()  # when the program began, but for Python's own start
 
 if TYPE_CHECKING:
-    from adaptive_span_jax.trained_model import TrainedModel
+    from adaptive_span_jax.inference.loaded_model import load
+    from adaptive_span_jax.model.layers import SpanAttention
+    from adaptive_span_jax.model.span import AdaptiveSpan, DynamicSpan, FixedSpan, project
+
+__all__ = ["AdaptiveSpan", "DynamicSpan", "FixedSpan", "SpanAttention", "load", "project"]
+
+_MODULES = {
+    "load": "adaptive_span_jax.inference.loaded_model",
+    "SpanAttention": "adaptive_span_jax.model.layers",
+    **dict.fromkeys(("FixedSpan", "AdaptiveSpan", "DynamicSpan", "project"), "adaptive_span_jax.model.span"),
+}
 
 
-def load(workdir: str | Path, step: str | int = "latest") -> "TrainedModel":
-    """The model of a run's checkpoint: the latest, the best on dev, or that of a step."""
-    # Only when asked for: importing JAX takes seconds.
-    from adaptive_span_jax import trained_model
+def __getattr__(name: str) -> Any:
+    # Importing JAX takes seconds, and the command line checks its flags first.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
-    return trained_model.load(workdir, step)
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,146 +1,290 @@
-"""ConfigDict → frozen, validated dataclasses. An unknown, missing or impossible field is an error that names it."""
+"""Every field of a run, once: type, published default, meaning, what is allowed, whether a run may change it.
+
+`configs/base.py` makes an `ml_collections.ConfigDict` of the defaults, the other configs show what differs, and the
+command line overrides any field (`--config.train.batch_size=8`). What comes out is a frozen, checked `Config`; an
+unknown, missing or impossible field is an error that names it.
+"""
 
 import dataclasses
+import json
 import math
 import numbers
 import typing
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-from adaptive_span_jax import strict_json
 from adaptive_span_jax.errors import UserError, UserTypeError
 
-SPAN_KINDS = ("fixed", "adaptive", "dynamic")
-SOURCES = ("enwik8", "text8", "files", "stdlib")
+
+class Rule(NamedTuple):
+    """What a field's value must satisfy, in words and as a function."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def _field(default: Any, meaning: str, rule: Rule | None = None, *, mutable: bool = False, added: bool = False) -> Any:
+    """A field of a section. `mutable`: a run may be resumed with another value. `added`: checkpoints of earlier
+    versions lack it, and mean the default."""
+    about = {"meaning": meaning, "rule": rule, "mutable": mutable, "added": added}
+    return dataclasses.field(default=default, metadata=about)
+
+
+def _at_least(least: float, words: str = "") -> Rule:
+    return Rule(words or f"it must be at least {least:g}", lambda value: least <= value < math.inf)
+
+
+def _one_of(*names: str) -> Rule:
+    return Rule(f"it must be one of {', '.join(names)}", lambda value: value in names)
+
+
 ATTENTION_PATHS = ("per_head", "plain")
-ON_FAILURE = ("continue", "stop")
-COMPUTE_DTYPES = ("float32", "bfloat16", "float64")
-MEMORY_DTYPES = ("", "float32", "bfloat16")
+_POSITIVE = Rule("it must be above 0 and finite", lambda value: 0 < value < math.inf)
+_SEED = Rule("it must be between 0 and 2**32 - 1", lambda value: 0 <= value < 2**32)
+_POSITIONS = Rule("it must be between 1 and 2**20 positions", lambda value: 1 <= value <= 2**20)
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
     """Where the text comes from and how it becomes token ids."""
 
-    source: str
-    path: str
-    archive: str
-    directory: str
-    newlines: str
-    splits: tuple[float, float, float]
-    max_bytes: int
+    source: str = _field(
+        "enwik8",
+        "enwik8 | text8 | files (your own text) | stdlib (the source text of Python's library)",
+        _one_of("enwik8", "text8", "files", "stdlib"),
+    )
+    path: str = _field("", "files: a file or folder of text, read as bytes; .gz, .bz2, .xz and .zip are unpacked")
+    archive: str = _field("", "enwik8 and text8: a local copy to use instead of the download", mutable=True)
+    directory: str = _field("", "where prepared data is kept; empty: ~/.cache/adaptive_span_jax", mutable=True)
+    newlines: str = _field(
+        "keep", "keep (published) | drop (the convention of Transformer-XL's numbers)", _one_of("keep", "drop")
+    )
+    splits: tuple[float, float, float] = _field(
+        (0.9, 0.05, 0.05),
+        "files and stdlib: shares of train, dev and test, in the order of the text",
+        Rule(
+            "it must be three positive shares with a sum of 1, e.g. (0.9, 0.05, 0.05)",
+            lambda shares: min(shares) > 0 and abs(sum(shares) - 1) < 1e-6,
+        ),
+    )
+    max_bytes: int = _field(
+        0, "files and stdlib: use only the first so many bytes; 0: all", _at_least(0, "it must be 0 (no limit) or more")
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """The Transformer's sizes and arithmetic."""
 
-    layers: int
-    width: int
-    heads: int
-    feedforward: int
-    dropout: float
-    attention: str
-    compute_dtype: str
-    memory_dtype: str
-    remat: bool
-    mask_empty_memory: bool
+    layers: int = _field(12, "attention and feed-forward sublayers, one pair a layer", _at_least(1))
+    width: int = _field(512, "d: the width of the hidden states, a multiple of heads", _at_least(1))
+    heads: int = _field(8, "attention heads of a layer", _at_least(1))
+    feedforward: int = _field(2048, "inner width of the feed-forward sublayer", _at_least(1))
+    dropout: float = _field(
+        0.3,
+        "on attention weights and on ReLU activations",
+        Rule("it must be at least 0 and below 1", lambda value: 0 <= value < 1),
+        mutable=True,
+    )
+    attention: str = _field(
+        "per_head",
+        "per_head (cost follows each head's span) | plain (the reference: the same numbers, slow and obvious)",
+        _one_of(*ATTENTION_PATHS),
+        mutable=True,
+    )
+    compute_dtype: str = _field(
+        "float32",
+        "float32 (published) | bfloat16 | float64 (exactness tests)",
+        _one_of("float32", "bfloat16", "float64"),
+    )
+    memory_dtype: str = _field(
+        "",
+        "dtype of the segment memory: float32 | bfloat16; empty: as compute_dtype",
+        Rule(
+            "it must be empty (as config.model.compute_dtype), float32 or bfloat16",
+            lambda value: value in ("", "float32", "bfloat16"),
+        ),
+    )
+    remat: bool = _field(False, "recompute a layer's activations in the backward pass", mutable=True)
+    mask_empty_memory: bool = _field(False, "False (published): memory starts as zeros, and the zeros are attended to")
 
 
 @dataclasses.dataclass(frozen=True)
 class SpanConfig:
     """How far heads may look back, and what looking back costs."""
 
-    kind: str
-    limit: int
-    ramp: int
-    penalty: float
+    kind: str = _field(
+        "adaptive",
+        "fixed | adaptive (one learned span per head) | dynamic (one per head and token)",
+        _one_of("fixed", "adaptive", "dynamic"),
+    )
+    limit: int = _field(8192, "S: no head sees further back than this many positions", _POSITIONS)
+    ramp: int = _field(32, "R: the mask falls from 1 to 0 over this many positions", _at_least(1))
+    penalty: float = _field(
+        5e-7,
+        "lambda: loss in nats per position of average span, summed over layers",
+        _at_least(0, "it must be 0 or more"),
+        mutable=True,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """Batches, steps and the optimizer."""
 
-    batch_size: int
-    batch_split: int
-    segment: int
-    steps: int
-    learning_rate: float
-    warmup_steps: int
-    cooldown_start: int
-    clip: float
-    max_bad_steps: int
+    batch_size: int = _field(64, "parallel streams, over all devices", _at_least(1))
+    grad_accum_steps: int = _field(
+        1, "gradient accumulation: the streams in this many groups, one after the other", _at_least(1), mutable=True
+    )
+    segment: int = _field(512, "positions of each stream per step", _POSITIONS)
+    steps: int = _field(600_000, "the last step", _at_least(1), mutable=True)
+    learning_rate: float = _field(
+        0.07,
+        "after warm-up",
+        Rule("it must be above 0", lambda value: 0 < value < math.inf),
+        mutable=True,
+    )
+    warmup_steps: int = _field(
+        32_000,
+        "linear, from learning_rate / warmup_steps at the first step",
+        _at_least(0, "it must be 0 or more"),
+        mutable=True,
+    )
+    cooldown_start: int = _field(
+        0,
+        "a tenth of the learning rate from this step on; 0: never",
+        _at_least(0, "it must be 0 (never) or more"),
+        mutable=True,
+    )
+    clip: float = _field(
+        0.03, "largest L2 norm of a parameter tensor's gradient in its update", _POSITIVE, mutable=True
+    )
+    max_nonfinite_steps: int = _field(
+        10, "stop after so many steps in a row whose loss or gradient is not finite", _at_least(1), mutable=True
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """How parameters are shared out over the devices."""
+    """How parameters are sharded."""
 
-    fsdp: int
+    fsdp: int = _field(
+        1,
+        "shard parameters and optimizer state over so many devices; must divide their number",
+        _at_least(1),
+        mutable=True,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateConfig:
-    """When, on how many streams and on how much of dev the model is evaluated."""
+    """When and on how many streams the model is evaluated."""
 
-    streams: int
-    every_steps: int
-    max_tokens: int = 0  # configs in older checkpoints do not have it
+    batch_size: int = _field(
+        8, "parallel streams of an evaluation, each starting from empty memory", _at_least(1), mutable=True
+    )
+    every_steps: int = _field(
+        2746, "dev evaluation during training; the default is one epoch of enwik8", _at_least(1), mutable=True
+    )
+    max_tokens: int = _field(
+        0,
+        "score only the first so many tokens of dev during training; 0: all. The final result is always of all",
+        Rule(
+            "it must be 0 (all of dev) or at least 2, because the first token is not scored",
+            lambda value: value == 0 or value >= 2,
+        ),
+        mutable=True,
+        added=True,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class GenerateConfig:
     """How text is generated."""
 
-    length: int
-    samples: int
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
+    length: int = _field(500, "symbols that are added to the prompt", _at_least(1), mutable=True)
+    samples: int = _field(1, "continuations of the same prompt", _at_least(1), mutable=True)
+    temperature: float = _field(
+        1.0,
+        "logits are divided by it: below 1 safer, above 1 wilder, 0 always the likeliest",
+        _at_least(0, "it must be 0 or more"),
+        mutable=True,
+    )
+    top_k: int = _field(
+        0,
+        "sample only among the k likeliest symbols; 0: all",
+        Rule("it must be 0 (all symbols) or more, below 2**31", lambda value: 0 <= value < 2**31),
+        mutable=True,
+    )
+    top_p: float = _field(
+        1.0,
+        "sample only among the likeliest symbols that together have this probability",
+        Rule("it must be above 0 and at most 1", lambda value: 0 < value <= 1),
+        mutable=True,
+    )
+    seed: int = _field(0, "the same seed gives the same text", _SEED, mutable=True)
 
     @classmethod
     def from_arguments(cls, **arguments: Any) -> "GenerateConfig":
         """The arguments of a Python call, held to the rules of the config; errors name the argument."""
-        _check(_generate_rules(how := _build(cls, arguments, "")), "")
-        return how
+        return _build(cls, arguments, "")
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """How often the state is saved and how many saves are kept."""
+    """How often the state is saved and how many checkpoints are kept."""
 
-    every_steps: int
-    every_minutes: float
-    keep: int
-    on_failure: str
+    every_steps: int = _field(
+        1000, "a kill costs at most so many steps: saves begin after 4/5 of them", _at_least(1), mutable=True
+    )
+    every_minutes: float = _field(
+        0.0,
+        "and at most so much time, likewise; 0: however long the steps take",
+        _at_least(0, "it must be 0 (never) or more"),
+        mutable=True,
+    )
+    keep: int = _field(
+        2, "newest checkpoints to keep; the one with the best dev bits is kept besides", _at_least(1), mutable=True
+    )
+    on_failure: str = _field(
+        "continue",
+        "when a checkpoint cannot be written: continue (warn and train on) | stop",
+        _one_of("continue", "stop"),
+        mutable=True,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class LogConfig:
     """How often metrics are written."""
 
-    every_steps: int
+    every_steps: int = _field(100, "metrics.jsonl, TensorBoard and log lines", _at_least(1), mutable=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A whole run. Fields are documented in `configs/base.py`."""
+    """A whole run. The defaults are the published 12-layer model with adaptive spans up to 8192, on enwik8."""
 
-    seed: int
-    init_from: str
-    data: DataConfig
-    model: ModelConfig
-    span: SpanConfig
-    train: TrainConfig
-    mesh: MeshConfig
-    evaluate: EvaluateConfig
-    generate: GenerateConfig
-    checkpoint: CheckpointConfig
-    log: LogConfig
+    seed: int = _field(1, "initial weights, dropout and the offsets at which epochs start follow from it", _SEED)
+    init_from: str = _field(
+        "", "the workdir of a run whose newest weights a new run starts from; empty: random weights"
+    )
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    span: SpanConfig = dataclasses.field(default_factory=SpanConfig)
+    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+    evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)
+    generate: GenerateConfig = dataclasses.field(default_factory=GenerateConfig)
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    log: LogConfig = dataclasses.field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
-        _check(_rules(self), "config.")
+        if self.model.width % self.model.heads:
+            raise UserError(
+                f"config.model.width is {self.model.width}; it must be a multiple of config.model.heads, which is "
+                f"{self.model.heads}"
+            )
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "Config":
@@ -149,7 +293,7 @@ class Config:
 
     def to_json(self) -> str:
         """The config as indented JSON, as written to `config.json`."""
-        return strict_json.dumps(dataclasses.asdict(self), indent=2)
+        return json.dumps(dataclasses.asdict(self), indent=2, allow_nan=False)
 
     def changed(self, values: Mapping[str, Any]) -> "Config":
         """The config with other values for some fields, by name (`train.steps`); checked once all are in place."""
@@ -165,6 +309,25 @@ class Config:
         return self.model.width // self.model.heads
 
 
+# Fields that had another name in checkpoints and config.json files of earlier versions.
+RENAMED = {
+    "train": {"batch_split": "grad_accum_steps", "max_bad_steps": "max_nonfinite_steps"},
+    "evaluate": {"streams": "batch_size"},
+}
+
+
+def current_names(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved config's fields under today's names."""
+    if not isinstance(fields, Mapping):
+        return fields
+    return {
+        section: {RENAMED.get(section, {}).get(name, name): value for name, value in values.items()}
+        if isinstance(values, Mapping)
+        else values
+        for section, values in fields.items()
+    }
+
+
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "config") -> list[str]:
     """The fields in which two nested mappings differ, one line each, old value first."""
     lines = []
@@ -177,21 +340,33 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "c
     return lines
 
 
+def is_mutable(name: str) -> bool:
+    """Whether a run may be resumed with another value of a field, given as `train.steps`."""
+    section, _, field = name.rpartition(".")
+    group = typing.get_type_hints(Config)[section] if section else Config
+    known = {each.name: each.metadata for each in dataclasses.fields(group)}
+    return known.get(field, {}).get("mutable", False)
+
+
 def _build(cls: type, fields: Any, prefix: str) -> Any:
     group = prefix.removesuffix(".")
     if not isinstance(fields, Mapping):
-        raise UserError(f"{group} is {fields!r}; it must be a group of fields like the one in configs/base.py")
+        raise UserError(f"{group} is {fields!r}; it must be a group of fields")
     types = typing.get_type_hints(cls)
     for name in fields:
         if name not in types:
             raise UserError(f"{prefix}{name} is not a known field; {group} has {', '.join(sorted(types))}")
-    optional = {field.name for field in dataclasses.fields(cls) if field.default is not dataclasses.MISSING}
-    for name in types:
-        if name not in fields and name not in optional:
-            raise UserError(f"{prefix}{name} is missing; start the config from configs/base.py, which sets every field")
-    return cls(
-        **{name: _convert(type_, fields[name], f"{prefix}{name}") for name, type_ in types.items() if name in fields}
-    )
+    values = {}
+    for field in dataclasses.fields(cls):
+        path = f"{prefix}{field.name}"
+        if field.name in fields:
+            values[field.name] = _convert(types[field.name], fields[field.name], path)
+            rule = field.metadata.get("rule")
+            if rule is not None and not rule.holds(values[field.name]):
+                raise UserError(f"{path} is {values[field.name]!r}; {rule.words}")
+        elif not field.metadata.get("added"):
+            raise UserError(f"{path} is missing; start the config from configs/base.py, which sets every field")
+    return cls(**values)
 
 
 def _convert(type_: Any, value: Any, path: str) -> Any:
@@ -209,110 +384,3 @@ def _convert(type_: Any, value: Any, path: str) -> Any:
     if abstract or not isinstance(value, type_):
         raise UserTypeError(f"{path} is {value!r}, a {type(value).__name__}; it must be a {type_.__name__}")
     return value
-
-
-# Field, value found, what is allowed, whether it holds.
-_Rule = tuple[str, Any, str, bool]
-_POSITIVE = "it must be at least 1"
-
-
-def _check(rules: list[_Rule], prefix: str) -> None:
-    for field, value, allowed, holds in rules:
-        if not holds:
-            raise UserError(f"{prefix}{field} is {value!r}; {allowed}")
-
-
-def _generate_rules(g: GenerateConfig) -> list[_Rule]:
-    """What `config.generate`, and the arguments of `TrainedModel.generate`, must satisfy."""
-    return [
-        ("length", g.length, _POSITIVE, g.length >= 1),
-        ("samples", g.samples, _POSITIVE, g.samples >= 1),
-        ("temperature", g.temperature, "it must be 0 or more", 0 <= g.temperature < math.inf),
-        ("top_k", g.top_k, "it must be 0 (all symbols) or more, below 2**31", 0 <= g.top_k < 2**31),
-        ("top_p", g.top_p, "it must be above 0 and at most 1", 0 < g.top_p <= 1),
-        ("seed", g.seed, "it must be between 0 and 2**32 - 1", 0 <= g.seed < 2**32),
-    ]
-
-
-def _rules(c: Config) -> list[_Rule]:
-    """What every config must satisfy."""
-    shares = c.data.splits
-    return [
-        ("seed", c.seed, "it must be between 0 and 2**32 - 1", 0 <= c.seed < 2**32),
-        ("data.source", c.data.source, f"it must be one of {', '.join(SOURCES)}", c.data.source in SOURCES),
-        ("data.newlines", c.data.newlines, "it must be keep or drop", c.data.newlines in ("keep", "drop")),
-        (
-            "data.splits",
-            shares,
-            "it must be three positive shares with a sum of 1, e.g. (0.9, 0.05, 0.05)",
-            min(shares) > 0 and abs(sum(shares) - 1) < 1e-6,
-        ),
-        ("data.max_bytes", c.data.max_bytes, "it must be 0 (no limit) or more", c.data.max_bytes >= 0),
-        ("model.layers", c.model.layers, _POSITIVE, c.model.layers >= 1),
-        ("model.width", c.model.width, _POSITIVE, c.model.width >= 1),
-        ("model.heads", c.model.heads, _POSITIVE, c.model.heads >= 1),
-        (
-            "model.width",
-            c.model.width,
-            f"it must be a multiple of config.model.heads, which is {c.model.heads}",
-            c.model.heads < 1 or c.model.width % c.model.heads == 0,
-        ),
-        ("model.feedforward", c.model.feedforward, _POSITIVE, c.model.feedforward >= 1),
-        ("model.dropout", c.model.dropout, "it must be at least 0 and below 1", 0 <= c.model.dropout < 1),
-        (
-            "model.attention",
-            c.model.attention,
-            f"it must be one of {', '.join(ATTENTION_PATHS)}",
-            c.model.attention in ATTENTION_PATHS,
-        ),
-        (
-            "model.compute_dtype",
-            c.model.compute_dtype,
-            f"it must be one of {', '.join(COMPUTE_DTYPES)}",
-            c.model.compute_dtype in COMPUTE_DTYPES,
-        ),
-        (
-            "model.memory_dtype",
-            c.model.memory_dtype,
-            "it must be empty (as config.model.compute_dtype), float32 or bfloat16",
-            c.model.memory_dtype in MEMORY_DTYPES,
-        ),
-        ("span.kind", c.span.kind, f"it must be one of {', '.join(SPAN_KINDS)}", c.span.kind in SPAN_KINDS),
-        ("span.limit", c.span.limit, "it must be between 1 and 2**20 positions", 1 <= c.span.limit <= 2**20),
-        ("span.ramp", c.span.ramp, _POSITIVE, c.span.ramp >= 1),
-        ("span.penalty", c.span.penalty, "it must be 0 or more", 0 <= c.span.penalty < math.inf),
-        ("train.batch_size", c.train.batch_size, _POSITIVE, c.train.batch_size >= 1),
-        ("train.batch_split", c.train.batch_split, _POSITIVE, c.train.batch_split >= 1),
-        ("train.segment", c.train.segment, "it must be between 1 and 2**20 positions", 1 <= c.train.segment <= 2**20),
-        ("train.steps", c.train.steps, _POSITIVE, c.train.steps >= 1),
-        ("train.learning_rate", c.train.learning_rate, "it must be above 0", 0 < c.train.learning_rate < math.inf),
-        ("train.warmup_steps", c.train.warmup_steps, "it must be 0 or more", c.train.warmup_steps >= 0),
-        ("train.cooldown_start", c.train.cooldown_start, "it must be 0 (never) or more", c.train.cooldown_start >= 0),
-        ("train.clip", c.train.clip, "it must be above 0 and finite", 0 < c.train.clip < math.inf),
-        ("train.max_bad_steps", c.train.max_bad_steps, _POSITIVE, c.train.max_bad_steps >= 1),
-        ("mesh.fsdp", c.mesh.fsdp, _POSITIVE, c.mesh.fsdp >= 1),
-        ("evaluate.streams", c.evaluate.streams, _POSITIVE, c.evaluate.streams >= 1),
-        ("evaluate.every_steps", c.evaluate.every_steps, _POSITIVE, c.evaluate.every_steps >= 1),
-        (
-            "evaluate.max_tokens",
-            c.evaluate.max_tokens,
-            "it must be 0 (all of dev) or at least 2, because the first token is not scored",
-            c.evaluate.max_tokens == 0 or c.evaluate.max_tokens >= 2,
-        ),
-        *((f"generate.{name}", value, allowed, holds) for name, value, allowed, holds in _generate_rules(c.generate)),
-        ("checkpoint.every_steps", c.checkpoint.every_steps, _POSITIVE, c.checkpoint.every_steps >= 1),
-        (
-            "checkpoint.every_minutes",
-            c.checkpoint.every_minutes,
-            "it must be 0 (never) or more, and finite",
-            0 <= c.checkpoint.every_minutes < math.inf,
-        ),
-        (
-            "checkpoint.on_failure",
-            c.checkpoint.on_failure,
-            f"it must be one of {', '.join(ON_FAILURE)}",
-            c.checkpoint.on_failure in ON_FAILURE,
-        ),
-        ("checkpoint.keep", c.checkpoint.keep, _POSITIVE, c.checkpoint.keep >= 1),
-        ("log.every_steps", c.log.every_steps, _POSITIVE, c.log.every_steps >= 1),
-    ]

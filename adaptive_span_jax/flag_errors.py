@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from adaptive_span_jax.config import Config
+from adaptive_span_jax.runtime.command_line import PROGRAM
 
 _KINDS = {int: "a whole number", float: "a number", bool: "True or False"}
-_SEE = "\nSee python main.py --help and configs/base.py"
+_SEE = f"\nSee {PROGRAM} --help and adaptive_span_jax/config.py"
 
 
 def explain(argv: Sequence[str], error: Exception) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+import adaptive_span_jax
 from configs import base
 
 CASES = ("start", "trained", "fixed")
@@ -17,7 +18,7 @@ def make_config(case: str, dropout: float) -> Any:
     """The config of a case. Warm-up is as published, so spans hardly move while they are timed."""
     config = base.get_config()
     config.train.batch_size = STREAMS
-    config.evaluate.streams = STREAMS
+    config.evaluate.batch_size = STREAMS
     config.model.dropout = dropout
     if case == "fixed":
         config.span.update(kind="fixed", limit=2048)
@@ -26,7 +27,9 @@ def make_config(case: str, dropout: float) -> Any:
 
 def trained_z_LH() -> np.ndarray:
     """The spans of the case `trained`."""
-    return np.array(json.loads(Path(__file__).with_name("trained_spans.json").read_text())["z_LH"])
+    return np.array(
+        json.loads((Path(adaptive_span_jax.__file__).parent / "planning" / "trained_spans.json").read_text())["z_LH"]
+    )
 
 
 def segment(number: int) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,7 @@
 
     python benchmarks/cost_follows_spans.py [--output docs/cost_follows_spans.png]
 
-Left, time against the sum of the heads' spans: a straight line. However the sum is shared out it is nearly the same;
+Left, time against the sum of the heads' spans: a straight line. How heads share the sum hardly matters;
 what differs is that every head beyond the near window rounds its span up to a block and reads the segment too. Right,
 time against the limit S at fixed spans: flat. Nothing is compiled again when spans move. One stream, width 512, 8
 heads.
@@ -21,8 +21,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from adaptive_span_jax import attention_per_head
-from adaptive_span_jax.memory import LayerMemory
+from adaptive_span_jax.model.attention import per_head
+from adaptive_span_jax.model.memory import LayerMemory
 
 LENGTH, WIDTH, HEADS, RAMP = 512, 512, 8, 32
 LIMITS = (1024, 2048, 4096, 8192, 16384)
@@ -46,9 +46,7 @@ def make_step(limit: int) -> Callable[[np.ndarray], float]:
         def attend(*inputs: jax.Array) -> jax.Array:
             query, segment, key, value, positions, z_H = inputs
             plain = LayerMemory.of(memory)
-            return attention_per_head.attend(
-                query, segment, plain, key, value, positions, z_H[None, None, :], ramp=RAMP
-            )
+            return per_head.attend(query, segment, plain, key, value, positions, z_H[None, None, :], ramp=RAMP)
 
         _, pull = jax.vjp(attend, query, segment, key, value, positions, z_H)
         return pull(d_output)

@@ -22,11 +22,16 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from adaptive_span_jax import cpu, head_reach, model, sharding, step
+import adaptive_span_jax
 from adaptive_span_jax.config import Config
-from adaptive_span_jax.finished_model import FinishedModel
-from adaptive_span_jax.score import make_finished_step
-from adaptive_span_jax.segments import ScoredSegment
+from adaptive_span_jax.data.segments import ScoredSegment
+from adaptive_span_jax.inference import cache_plan
+from adaptive_span_jax.inference.decoder import CachedDecoder
+from adaptive_span_jax.inference.scoring import make_decoder_step
+from adaptive_span_jax.model import transformer
+from adaptive_span_jax.model.memory import memory_sharding
+from adaptive_span_jax.runtime import cpu, sharding
+from adaptive_span_jax.training import step
 from configs import base
 
 VOCABULARY, STREAMS = 205, 4
@@ -36,7 +41,7 @@ def make_config(full: bool, attention: str) -> Config:
     """The small published model, or a quarter of it."""
     config = base.get_config()
     config.model.attention = attention
-    config.evaluate.streams = STREAMS
+    config.evaluate.batch_size = STREAMS
     if not full:
         config.model.update(width=256, feedforward=1024)
         config.span.limit = 2048
@@ -71,8 +76,10 @@ def main() -> int:
     cpu.use_cores(STREAMS)
     mesh = sharding.make_mesh()
     config = make_config(options.full, "per_head")
-    params = model.init(config, VOCABULARY, jax.random.key(0))
-    z_LH = np.array(json.loads(Path(__file__).with_name("trained_spans.json").read_text())["z_LH"])
+    params = transformer.init(config, VOCABULARY, jax.random.key(0))
+    z_LH = np.array(
+        json.loads((Path(adaptive_span_jax.__file__).parent / "planning" / "trained_spans.json").read_text())["z_LH"]
+    )
     params["layers"]["attention"]["span"]["span_fraction_H"] = jnp.asarray(z_LH / 8192, jnp.float32)
     params = jax.device_put(params, sharding.replicated(mesh))
 
@@ -80,15 +87,15 @@ def main() -> int:
     for attention in ("plain", "per_head"):
         config = make_config(options.full, attention)
         memory = jax.jit(
-            lambda config=config: model.init_memory(config, STREAMS),
-            out_shardings=sharding.memory_sharding(mesh, STREAMS),
+            lambda config=config: transformer.init_memory(config, STREAMS),
+            out_shardings=memory_sharding(mesh, STREAMS),
         )()
         paths[attention] = Evaluation(step.make_eval_step(config, mesh), params, memory, mesh)
-    finished = FinishedModel.of(config, params)
+    finished = CachedDecoder.of(config, params)
     cache = finished.empty_cache(STREAMS, mesh)
-    paths["cache"] = Evaluation(make_finished_step(finished, mesh), finished.weights, cache, mesh)
+    paths["cache"] = Evaluation(make_decoder_step(finished, mesh), finished.weights, cache, mesh)
     kept = sum(group.rows * len(group.heads) for groups in finished.plan for group in groups) / z_LH.size
-    read = head_reach.head_reach(config, jax.device_get(params)).mean()
+    read = cache_plan.head_reach(config, jax.device_get(params)).mean()
     print(f"positions kept per head: {kept:.0f} on average, {read:.0f} read, limit {config.span.limit}")
 
     length = config.train.segment

@@ -13,9 +13,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from adaptive_span_jax import display, plan, roofline
 from adaptive_span_jax.config import Config
-from adaptive_span_jax.machine import GIB, Machine
+from adaptive_span_jax.planning import fit as plan
+from adaptive_span_jax.planning import roofline
+from adaptive_span_jax.planning.topology import GIB, Machine
+from adaptive_span_jax.runtime import terminal
 
 TOPOLOGIES = ("v5e:2x4", "v6e:2x4", "v5p:2x2x2", "a100:8", "h100:8")
 # Some with an argument, and with another type than the published float32.
@@ -63,7 +65,7 @@ def main() -> None:
     parser.add_argument("--config", action="append", help="only this config; may be given several times")
     parser.add_argument("--topology", action="append", help="only this machine; may be given several times")
     arguments = parser.parse_args()
-    display.console.stderr = True  # rows alone go to stdout
+    terminal.console.stderr = True  # rows alone go to stdout
     for name in arguments.config or CONFIGS:
         for topology in arguments.topology or TOPOLOGIES:
             print(row(name, topology), flush=True)

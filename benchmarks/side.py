@@ -1,4 +1,4 @@
-"""One side of the speed benchmark, in a process of its own: answers one line of JSON per command.
+"""One side of the speed benchmark, in a process of its own: prints one line of JSON per command.
 
 check      three steps without dropout: losses and gradient norms, to be compared with the other side
 load       makes the state
@@ -51,13 +51,14 @@ def _peak_megabytes() -> float:
 def _ours(case: str, weights: Path) -> dict[str, Callable[[], Any]]:
     import jax
 
-    from adaptive_span_jax import cpu, sharding, step
     from adaptive_span_jax.config import Config
-    from adaptive_span_jax.finished_model import FinishedModel
-    from adaptive_span_jax.optimizer import make_optimizer
-    from adaptive_span_jax.score import AT_ONCE, make_finished_step
-    from adaptive_span_jax.segments import ScoredSegment, Segment
-    from adaptive_span_jax.train_state import create_state
+    from adaptive_span_jax.data.segments import ScoredSegment, Segment
+    from adaptive_span_jax.inference.decoder import CachedDecoder
+    from adaptive_span_jax.inference.scoring import AT_ONCE, make_decoder_step
+    from adaptive_span_jax.runtime import cpu, sharding
+    from adaptive_span_jax.training import step
+    from adaptive_span_jax.training.optimizer import make_optimizer
+    from adaptive_span_jax.training.state import create_state
 
     cpu.use_cores(STREAMS)
     mesh = sharding.make_mesh()
@@ -96,12 +97,12 @@ def _ours(case: str, weights: Path) -> dict[str, Callable[[], Any]]:
     def evaluate() -> None:
         # As `--mode=evaluate` does it: keys and values stay projected.
         if "finished" not in box:
-            box["finished"] = finished = FinishedModel.of(box["config"], box["state"].params)
-            box["finished_step"] = make_finished_step(finished, mesh)
+            box["finished"] = finished = CachedDecoder.of(box["config"], box["state"].params)
+            box["decoder_step"] = make_decoder_step(finished, mesh)
             box["cache"] = finished.empty_cache(STREAMS, mesh)
             assert tokens_BT.shape[1] == AT_ONCE
         whole = sharding.place_segment(mesh, ScoredSegment(tokens_BT, targets_BT, scored_BT))
-        box["cache"], box["found"] = box["finished_step"](box["finished"].weights, box["cache"], whole)
+        box["cache"], box["found"] = box["decoder_step"](box["finished"].weights, box["cache"], whole)
         jax.block_until_ready((box["cache"], box["found"]))
 
     box: dict[str, Any] = {}

@@ -2,7 +2,7 @@
 
     python benchmarks/span_sweep.py FILE_OR_FOLDER
 
-Every run is an ordinary one of `configs/span_sweep.py`, kept in runs/span_sweep/KIND-S. The same command again goes on
+Every run is an ordinary one of `configs/span_sweep.py`, kept in runs/span_sweep/KIND-S. The same command again resumes
 where it stopped and skips what is finished; `--steps` trains all of them longer. Writes span_sweep.svg, .png and .csv.
 """
 
@@ -14,8 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from adaptive_span_jax import storage
-from adaptive_span_jax.figures.sweep import Point, span_sweep
+from adaptive_span_jax.report.figures.sweep import Point, span_sweep
+from adaptive_span_jax.runtime import storage
 
 ROOT = Path(__file__).parents[1]
 

@@ -3,7 +3,7 @@
 Every head of a layer is computed at that layer's longest span, rounded up to 64; the layer's memory is kept at that
 length and projected whole for every head; scores are batched matrix products, and a pad with a reshape turns scores by
 key into scores by distance. The optimizer works in place. Parameters have the names and shapes of
-`adaptive_span_jax/model.py`.
+`adaptive_span_jax/model/transformer.py`.
 """
 
 import math
@@ -32,9 +32,9 @@ class Reference:
             self.weights[name] = [torch.tensor(part).requires_grad_() for part in parts]
         self.squares = {name: [torch.zeros_like(part) for part in parts] for name, parts in self.weights.items()}
         self.updates = 0
-        self.forget()
+        self.reset_memory()
 
-    def forget(self) -> None:
+    def reset_memory(self) -> None:
         """Memory of zeros, as long as each layer needs it."""
         shape = (self.train["batch_size"], self.model["width"])
         self.memory_LBMD = [

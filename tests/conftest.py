@@ -18,8 +18,9 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 import pytest
 from ml_collections import ConfigDict
 
-from adaptive_span_jax import model, sharding
 from adaptive_span_jax.config import Config
+from adaptive_span_jax.model import transformer
+from adaptive_span_jax.runtime import sharding
 from configs import base
 
 MAKE_MESH = sharding.make_mesh
@@ -52,7 +53,7 @@ def one_device(monkeypatch):
 @pytest.fixture
 def no_report(monkeypatch):
     """The report that ends a run takes longer than all the rest of a tiny one."""
-    monkeypatch.setattr("adaptive_span_jax.report.write_report", lambda *_: None)
+    monkeypatch.setattr("adaptive_span_jax.report.report.write_report", lambda *_: None)
 
 
 def tiny_fields(**sections: dict) -> ConfigDict:
@@ -63,7 +64,7 @@ def tiny_fields(**sections: dict) -> ConfigDict:
     config.train.update(batch_size=2, segment=13, steps=6, warmup_steps=3)
     config.data.source = "stdlib"
     config.data.max_bytes = 20_000
-    config.evaluate.update(streams=2, every_steps=1000)
+    config.evaluate.update(batch_size=2, every_steps=1000)
     config.checkpoint.every_steps = 1000
     for section, fields in sections.items():
         config[section].update(fields)
@@ -77,8 +78,8 @@ def tiny_config(**sections: dict) -> Config:
 
 def random_params(config, vocabulary):
     """Initial parameters, but with spans of all lengths."""
-    params = model.init(config, vocabulary, jax.random.key(5))
-    spans = params[model.LAYERS]["attention"].get("span", {})
+    params = transformer.init(config, vocabulary, jax.random.key(5))
+    spans = params[transformer.LAYERS]["attention"].get("span", {})
     for name, leaf in spans.items():
         draw = jax.random.uniform if name == "span_fraction_H" else jax.random.normal
         spans[name] = draw(jax.random.key(3), leaf.shape, leaf.dtype)

@@ -6,10 +6,10 @@ from pathlib import Path
 import jax
 import pytest
 
-from adaptive_span_jax import model
 from adaptive_span_jax.config import Config, differences
-from adaptive_span_jax.corpus import PUBLISHED_VOCABULARY_SIZES
+from adaptive_span_jax.data.corpus import PUBLISHED_VOCABULARY_SIZES
 from adaptive_span_jax.errors import UserError
+from adaptive_span_jax.model import transformer
 from tests.conftest import tiny_fields
 
 NAMES = sorted(path.stem for path in (Path(__file__).parents[1] / "configs").glob("*.py"))
@@ -29,7 +29,7 @@ def load(name: str, *arguments: str) -> Config:
 
 def parameters(config: Config) -> int:
     vocabulary = PUBLISHED_VOCABULARY_SIZES[config.data.source]
-    return model.parameter_count(jax.eval_shape(lambda: model.init(config, vocabulary, jax.random.key(0))))
+    return transformer.parameter_count(jax.eval_shape(lambda: transformer.init(config, vocabulary, jax.random.key(0))))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -16,14 +16,16 @@ from jax.sharding import Mesh
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from adaptive_span_jax import sharding, span, step
 from adaptive_span_jax.config import ATTENTION_PATHS, Config
-from adaptive_span_jax.model import Params
-from adaptive_span_jax.optimizer import make_optimizer
-from adaptive_span_jax.published_weights import from_published, to_published
-from adaptive_span_jax.score import Score, score
-from adaptive_span_jax.segments import Segment
-from adaptive_span_jax.train_state import create_state
+from adaptive_span_jax.data.segments import Segment
+from adaptive_span_jax.interop.published_weights import from_published, to_published
+from adaptive_span_jax.model import span
+from adaptive_span_jax.model.transformer import Params
+from adaptive_span_jax.runtime import sharding
+from adaptive_span_jax.training import objective, step
+from adaptive_span_jax.training.evaluation import Score, score
+from adaptive_span_jax.training.optimizer import make_optimizer
+from adaptive_span_jax.training.state import create_state
 from configs import base
 
 TOLERANCE = 1e-9
@@ -52,7 +54,7 @@ def replay(path: Path, attention: str, mesh: Mesh | None = None) -> dict[str, fl
     @jax.jit
     def gradient(*arguments):
         with sharding.on_mesh(mesh):
-            return jax.grad(partial(step.objective, config), has_aux=True)(*arguments)
+            return jax.grad(partial(objective.objective, config), has_aux=True)(*arguments)
 
     errors: dict[str, float] = {}
     nats, penalties, z_after = [], [], []
@@ -132,7 +134,7 @@ def _config(published: dict, attention: str, streams: int, eval_streams: int) ->
         warmup_steps=published["lr_warmup"],
         clip=published["grad_clip"],
     )
-    config.evaluate.streams = eval_streams
+    config.evaluate.batch_size = eval_streams
     return Config.from_dict(config.to_dict())
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.launch.stand_ins import StandIns
+from tests.support.launch_stand_ins import StandIns
 
 
 @pytest.fixture

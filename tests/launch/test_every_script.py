@@ -9,7 +9,7 @@ import sysconfig
 
 import pytest
 
-from tests.launch.stand_ins import LAUNCH, ROOT, SCRIPTS, SLICE, TRAIN
+from tests.support.launch_stand_ins import LAUNCH, ROOT, SCRIPTS, SLICE, TRAIN
 
 
 def test_shellcheck_finds_nothing():

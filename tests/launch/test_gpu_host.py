@@ -1,6 +1,6 @@
 """launch/gpu_host.sh: one host, all its GPUs."""
 
-from tests.launch.stand_ins import ODD, commands
+from tests.support.launch_stand_ins import ODD, commands
 
 
 def test_gpu_host_starts_on_all_its_gpus(stand_ins):

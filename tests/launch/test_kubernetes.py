@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.launch.stand_ins import ODD, StandIns
+from tests.support.launch_stand_ins import ODD, StandIns
 
 kubernetes_validate = pytest.importorskip(
     "kubernetes_validate", reason="needs kubernetes-validate: pip install -r requirements-dev.txt"

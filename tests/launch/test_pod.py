@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.stand_ins import LAUNCH
+from tests.support.launch_stand_ins import LAUNCH
 
 
 def start_pod(directory: Path, body: str) -> subprocess.Popen:

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from tests.launch.stand_ins import LAUNCH, ODD, ROOT, commands
+from tests.support.launch_stand_ins import LAUNCH, ODD, ROOT, commands
 
 SLURM = ["--nodes=2", "--gpus=4", "--", "--config=configs/enwik8.py"]
 

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tests.launch.stand_ins import ODD, SLICE, TRAIN, commands
+from tests.support.launch_stand_ins import ODD, SLICE, TRAIN, commands
 
 
 @pytest.mark.parametrize("command", ["run", "create", "install", "start", "logs", "delete"])

@@ -1,0 +1,55 @@
+"""`--mode=compress`: a file made smaller by a run's model."""
+
+from pathlib import Path
+
+from adaptive_span_jax.errors import UserError
+from adaptive_span_jax.inference import codec
+from adaptive_span_jax.inference.loaded_model import load
+from adaptive_span_jax.runtime import storage, terminal
+from adaptive_span_jax.runtime.command_line import command
+
+
+def compress(directory: Path, which: str, source: Path, target: Path | None) -> int:
+    """Compresses a file; returns the exit code."""
+    text, target = read_input(source), target or source.with_name(source.name + codec.SUFFIX)
+    refuse_to_overwrite(target)
+    model = load(directory, which)
+    with terminal.share_done(f"compressing {source.name}") as show:
+        packed = codec.pack(model, text, show)
+    write_output(target, packed)
+    # The step by its number: it is this model that restores the file, also when training has moved on.
+    restore = {"mode": "decompress", "step": model.step, "input": target}
+    if target.suffix != codec.SUFFIX:
+        restore["output"] = source
+    ratio = f", {8 * len(packed) / len(text):.3f} bits per byte" if text else ""
+    terminal.show_block(
+        f"Compressed by {directory}, step {model.step:,}",
+        {
+            "from": f"{source}, {terminal.counted(len(text), 'byte')}",
+            "to": f"{target}, {terminal.counted(len(packed), 'byte')}{ratio}",
+            "restore it": command(directory, **restore),
+        },
+    )
+    return 0
+
+
+def read_input(path: Path) -> bytes:
+    """The file that --input names."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"--input={path} cannot be read ({error.strerror})") from error
+
+
+def refuse_to_overwrite(path: Path) -> None:
+    """Raises if the file to write exists."""
+    if path.exists():
+        raise UserError(f"{path} exists and is not overwritten; name another file with --output")
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Writes the file that --output names, whole or not at all."""
+    try:
+        storage.write_bytes(path, content)
+    except OSError as error:
+        raise UserError(f"--output={path} cannot be written ({error.strerror})") from error

@@ -1,0 +1,24 @@
+"""`--mode=decompress`: restores what `--mode=compress` made."""
+
+from pathlib import Path
+
+from adaptive_span_jax.commands.compress import read_input, refuse_to_overwrite, write_output
+from adaptive_span_jax.errors import UserError
+from adaptive_span_jax.inference import codec
+from adaptive_span_jax.inference.loaded_model import load
+from adaptive_span_jax.runtime import terminal
+
+
+def decompress(directory: Path, which: str, source: Path, target: Path | None) -> int:
+    """Restores what `compress` made; returns the exit code."""
+    if target is None and source.suffix != codec.SUFFIX:
+        raise UserError(f"--input={source} does not end in {codec.SUFFIX}; name the file to write with --output")
+    packed, target = read_input(source), target or source.with_suffix("")
+    refuse_to_overwrite(target)
+    codec.check(packed, str(source))
+    model = load(directory, which)
+    with terminal.share_done(f"decompressing {source.name}") as show:
+        text = codec.unpack(model, packed, str(source), show)
+    write_output(target, text)
+    terminal.say(f"{target}: {terminal.counted(len(text), 'byte')}, checksum right")
+    return 0

@@ -1,0 +1,188 @@
+"""What can be wrong with a machine before training starts, looked at early and said clearly.
+
+Training runs the quick checks, `quick` and `same_on_all_hosts`; `--mode=doctor` runs all and continues after a
+failure, so that one visit to a machine finds everything. It leaves nothing behind: no folder, no prepared data, no
+compiled program.
+"""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from adaptive_span_jax.checkpoint import workdir
+from adaptive_span_jax.config import Config
+from adaptive_span_jax.data import corpus as corpora
+from adaptive_span_jax.data.segments import Streams
+from adaptive_span_jax.errors import UserError
+from adaptive_span_jax.planning import fit
+from adaptive_span_jax.runtime import hosts, sharding, storage, terminal
+from adaptive_span_jax.runtime.command_line import install_command
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+_PLUGINS = ("libtpu", "jax-cuda12-plugin")
+
+# How Linux shows accelerators, whether or not JAX can use them: TPUs as PCI devices of Google's with these numbers.
+_TPU_NUMBERS = {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}
+_PCI = Path("/sys/bus/pci/devices")
+_DEVICE_FILES = Path("/dev")
+
+
+def quick(expected: int) -> None:
+    """The checks at every start: the devices that are meant, all there, and able to add up a number together."""
+    check_devices(expected)
+    same_on_all_hosts("Python packages", check_versions())
+    check_sum(sharding.make_mesh())
+
+
+def doctor(config: Config, directory: Path, expected: int) -> int:
+    """All checks, one line each; exit code 0 if there is nothing to do, else 2."""
+    # A check should not fill the user's cache, and the time to compile would be that of reading it.
+    jax.config.update("jax_enable_compilation_cache", False)
+    checks: dict[str, Callable[[], str]] = {
+        "versions": check_versions,
+        "devices": lambda: check_devices(expected),
+        "computation": lambda: check_sum(sharding.make_mesh()),
+        "workdir": lambda: check_workdir(config, directory),
+        "data": lambda: check_data(config),
+        "training step": lambda: check_step(config, sharding.make_mesh(fsdp=config.mesh.fsdp)),
+    }
+    failures = 0
+    for name, check in checks.items():
+        try:
+            terminal.say(f"ok      {name}: {check()}")
+        except UserError as error:
+            failures += 1
+            terminal.say(f"FAILED  {name}: {error}")
+    if failures:
+        terminal.say(f"{failures} of {len(checks)} checks failed.")
+    return 2 if failures else 0
+
+
+def check_devices(expected: int) -> str:
+    """Refuses CPUs where there is an accelerator, and another number of devices than expected (0: any number)."""
+    devices = jax.devices()
+    kind = f"{len(devices)} × {devices[0].device_kind} ({devices[0].platform})"
+    described = f"{kind} in {terminal.counted(jax.process_count(), 'process')}"
+    unused = _accelerator()
+    if unused and jax.default_backend() == "cpu" and os.environ.get("JAX_PLATFORMS") != "cpu":
+        extra = {"TPU": "tpu", "NVIDIA GPU": "gpu"}[unused]
+        raise UserError(
+            f"this machine has a {unused}, but JAX found only {described}: {install_command(extra)}, and see "
+            "whether another program holds the device; JAX_PLATFORMS=cpu if you do want the CPU"
+        )
+    if expected and len(devices) != expected:
+        raise UserError(
+            f"--expect_devices={expected}, but JAX found {described}; is a host missing, or a device held by another "
+            "program?"
+        )
+    return described
+
+
+def check_versions() -> str:
+    """The versions that matter, as one line."""
+    versions = {name: _version(name) for name in (*_PACKAGES, *_PLUGINS)}
+    missing = [name for name in _PACKAGES if not versions[name]]
+    if missing:
+        raise UserError(f"{', '.join(missing)} not installed: {install_command()}")
+    listed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    return f"Python {platform.python_version()}, {listed}"
+
+
+def check_sum(mesh: Mesh) -> str:
+    """Has every device add its share to one sum: a broken device or network shows here, not an hour later."""
+    started = time.perf_counter()
+    shape = (mesh.size,)
+    ones = jax.make_array_from_callback(
+        shape, sharding.by_stream(mesh, mesh.size), lambda index: np.ones(shape, np.float32)[index]
+    )
+    total = float(jax.jit(lambda numbers: numbers.sum(), out_shardings=sharding.replicated(mesh))(ones))
+    if total != mesh.size:
+        raise UserError(
+            f"{terminal.counted(mesh.size, 'device')} added up 1 each and found {total}; restart the machine"
+        )
+    return f"a sum over all devices compiled and ran in {time.perf_counter() - started:.1f} s"
+
+
+def check_workdir(config: Config, directory: Path) -> str:
+    """Whether runs can be kept there, and whether there is room; folders made for the check are removed again."""
+    missing = []
+    if hosts.is_process_zero() and not storage.in_bucket(directory):
+        missing = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    try:
+        workdir.make_workdir(directory)
+        needed = sharding.total_bytes(fit.abstract(config, sharding.make_mesh(fsdp=config.mesh.fsdp))[0])
+        workdir.check_space(directory, needed, config.checkpoint.keep)
+        room = "in a bucket" if storage.in_bucket(directory) else f"{terminal.size(storage.free_bytes(directory))} free"
+    finally:
+        hosts.on_process_zero("workdir checked", lambda: None)  # the folders are no longer needed
+        for folder in missing:
+            with contextlib.suppress(OSError):  # another program may have put something there, or removed it
+                folder.rmdir()
+    return f"{directory} can be written, {room}, a checkpoint takes {terminal.size(needed)}"
+
+
+def check_data(config: Config) -> str:
+    """Whether the text is there, enough for the batch, and the same on every host; nothing is downloaded or written."""
+    corpus = corpora.load(config.data) if corpora.is_prepared(config.data) else None
+    same_on_all_hosts("text", corpus.fingerprint if corpus else "nothing prepared")
+    if corpus is None:
+        corpora.check_archive(config.data)
+        return f"{config.data.source} is not prepared yet; --mode=prepare or the first training does it"
+    Streams(corpus.train, config.train.batch_size, config.train.segment, config.seed)
+    return (
+        f"{corpus.name}: {terminal.counted(corpus.train.size, 'token')} to train on, fingerprint {corpus.fingerprint}"
+    )
+
+
+def check_step(config: Config, mesh: Mesh) -> str:
+    """How long compiling the training step takes here."""
+    sharding.check_streams(mesh, config.train.batch_size, config.train.grad_accum_steps)
+    started = time.perf_counter()
+    with terminal.waiting("compiling the training step"):
+        fit.lower(config, mesh).compile()
+    return f"compiled in {terminal.duration(time.perf_counter() - started)}"
+
+
+def same_on_all_hosts(what: str, value: str) -> None:
+    """Refuses hosts that differ in something they must agree on."""
+    if jax.process_count() == 1:
+        return
+    mine = np.frombuffer(hashlib.sha256(value.encode()).digest()[:4], np.uint32)
+    everyones = np.asarray(multihost_utils.process_allgather(mine)).ravel()
+    others = [number for number, theirs in enumerate(everyones) if theirs != everyones[0]]
+    if others:
+        raise UserError(
+            f"the {what} of processes {', '.join(map(str, others))} differ from those of process 0; this is process "
+            f"{jax.process_index()}, with {value}"
+        )
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _accelerator() -> str:
+    """What kind of accelerator the machine has, as far as Linux shows it."""
+    if any(_DEVICE_FILES.glob("nvidia[0-9]*")):
+        return "NVIDIA GPU"
+    for device in _PCI.glob("*"):
+        try:
+            maker, number = ((device / name).read_text().strip() for name in ("vendor", "device"))
+        except OSError:
+            continue
+        if maker == "0x1ae0" and number in _TPU_NUMBERS:
+            return "TPU"
+    return ""

@@ -1,0 +1,64 @@
+"""`--mode=evaluate`: a checkpoint of a run on dev and test, by both protocols."""
+
+import itertools
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from adaptive_span_jax.checkpoint import workdir
+from adaptive_span_jax.data import corpus as corpora
+from adaptive_span_jax.inference.decoder import CachedDecoder
+from adaptive_span_jax.inference.loaded_model import load_params
+from adaptive_span_jax.inference.scoring import make_decoder_step, score_with_cache
+from adaptive_span_jax.model import flops, span
+from adaptive_span_jax.runtime import hosts, sharding, storage, strict_json, terminal
+from adaptive_span_jax.training import objective
+from adaptive_span_jax.training.evaluation import PROTOCOLS, check_streams
+
+
+def evaluate(directory: Path, which: str, changes: Mapping[str, Any] | None = None) -> int:
+    """Scores dev and test, prints a table and writes `evaluation.json`; returns the exit code.
+
+    The checkpoint's own config is used, with `changes` to it: how to evaluate, where data is kept.
+    """
+    mesh = sharding.make_mesh()
+    config, saved, params = load_params(directory, which, mesh)
+    config = config.changed(changes or {})
+    hosts.on_process_zero("data", lambda: corpora.prepare(config.data))
+    corpus = corpora.load(config.data)
+    workdir.check_same_run(directory, saved, config, corpus.fingerprint)
+    splits = {"dev": corpus.dev, "test": corpus.test}
+    for split, protocol in itertools.product(splits, PROTOCOLS):
+        check_streams(config, splits[split], protocol, split)
+    finished = CachedDecoder.of(config, params)
+    decoder_step = make_decoder_step(finished, mesh)
+
+    found: dict[str, Any] = {"step": saved.step, "unit": corpus.unit}
+    rows, average = {}, 0.0
+    for split, ids in splits.items():
+        for protocol in PROTOCOLS:
+            started = time.perf_counter()
+            with terminal.share_done(f"evaluating {split}, {protocol} protocol") as show:
+                scored = score_with_cache(finished, ids, protocol, decoder_step, mesh, show)
+            speed = scored.tokens / (time.perf_counter() - started)
+            average = float(span.average_span(scored.z_LH, config.span.ramp, config.span.limit))
+            perplexity = objective.perplexity(scored.nats)
+            found[f"{split}_{protocol}"] = {
+                "bits": scored.bits,
+                "perplexity": perplexity,
+                "tokens": scored.tokens,
+                "average_span": average,
+                "flops_per_token": flops.paper_flops(config, average),
+                "tokens_per_second": speed,
+            }
+            rows[f"{split}, {protocol}"] = (
+                f"{scored.bits:.4f} bits per {corpus.unit}, perplexity {perplexity:.3f}, "
+                f"{terminal.counted(scored.tokens, 'token')} scored, {speed:,.0f} tokens/s"
+            )
+    rows["average span"] = f"{average:.1f} positions"
+    rows["FLOPS per token"] = f"{flops.paper_flops(config, average) / 1e6:.2f} million, in the paper's counting"
+    terminal.show_block(f"Evaluation of {directory}, step {saved.step:,}", rows)
+    if hosts.is_process_zero():
+        storage.write_text(directory / "evaluation.json", strict_json.dumps(found, indent=2) + "\n")
+    return 0

@@ -1,0 +1,28 @@
+"""`--mode=import-torch`: a checkpoint of the published PyTorch code becomes a run."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from adaptive_span_jax.interop.convert import from_torch
+from adaptive_span_jax.runtime.command_line import command
+from adaptive_span_jax.runtime.terminal import counted, show_block
+
+
+def import_torch(file: Path, directory: Path, fields: Mapping[str, Any] | None, changes: Mapping[str, Any]) -> int:
+    """Makes a run of the file and shows what to do with it; returns the exit code."""
+    config = from_torch(file, directory, fields, changes)
+    show_block(
+        f"Imported {file}",
+        {
+            "model": f"{counted(config.model.layers, 'layer')} of width {config.model.width}, "
+            f"{counted(config.model.heads, 'head')}, {config.span.kind} spans of at most "
+            f"{counted(config.span.limit, 'position')}",
+            "from the config": f"ramp {config.span.ramp}, segment {config.train.segment}, dropout "
+            f"{config.model.dropout}, penalty {config.span.penalty}",
+            "not in the file": "memory is empty and the text starts over",
+            "evaluate it": command(directory, mode="evaluate"),
+            "train it": command(directory),
+        },
+    )
+    return 0

@@ -1,0 +1,61 @@
+"""`--mode=plan`: whether a run fits a machine that is not here, and about how long it takes."""
+
+from adaptive_span_jax.config import Config
+from adaptive_span_jax.errors import UserError
+from adaptive_span_jax.planning import roofline
+from adaptive_span_jax.planning.fit import CORPORA, Fit, compile_for, suggest
+from adaptive_span_jax.planning.topology import Machine
+from adaptive_span_jax.runtime import terminal
+
+
+def plan(config: Config, topology: str, name: str) -> int:
+    """Compiles the train step for a machine and prints what it takes; exit code 0 if it fits, else 1."""
+    machine = Machine.parse(topology)
+    if config.model.attention != "per_head" or config.model.compute_dtype == "float64":
+        raise UserError("--mode=plan is for config.model.attention=per_head in float32 or bfloat16")
+    devices = machine.devices()
+    fit = compile_for(config, machine, devices)
+    terminal.show_block(f"{name} on {topology}: {len(devices)} × {machine.chip.name}", _describe(config, fit))
+    if not fit.fits:
+        terminal.say(suggest(config, machine, devices))
+    _show_estimates(config, machine, len(devices), fit)
+    return 0 if fit.fits else 1
+
+
+def _describe(config: Config, fit: Fit) -> dict[str, str]:
+    share = f"{terminal.size(fit.total)} of the {terminal.size(fit.usable)} that a program can use of one chip"
+    return {
+        "fits": f"{'yes' if fit.fits else 'NO'}: {share}",
+        "parameters": terminal.size(fit.parameters),
+        "optimizer": terminal.size(fit.optimizer),
+        "memory": f"{terminal.size(fit.memory)} of segment memory",
+        "temporaries": f"{terminal.size(fit.temporaries)} for activations, gradients and working space",
+        "compiled": f"in {terminal.duration(fit.compile_seconds)} for {config.model.compute_dtype}, with "
+        f"{terminal.duration(fit.processor_seconds)} of processor time",
+    }
+
+
+def _show_estimates(config: Config, machine: Machine, chips: int, fit: Fit) -> None:
+    per_step = config.train.batch_size * config.train.segment
+    _, text = CORPORA.get(config.data.source, (None, None))
+    epochs = f", {config.train.steps * per_step / text:.1f} epochs" if text else ""
+    terminal.say(f"Estimates, not measurements, for {terminal.counted(config.train.steps, 'step')}{epochs}:")
+    rows = []
+    for setting, z_LH in roofline.span_settings(config).items():
+        found = roofline.estimate(config, z_LH, machine.chip, chips, fit.parameters, fit.temporaries)
+        rows.append(
+            [
+                setting,
+                f"{found.multiply_adds / 1e12:.2f} T",
+                f"{found.turns:,}",
+                f"{found.seconds * 1e3:,.1f} ms",
+                f"{found.tokens_per_second(config):,.0f}",
+                f"{found.seconds * config.train.steps / 3600:.1f} h",
+            ]
+        )
+    terminal.show_table(["spans", "multiply-adds", "loop turns", "a step", "tokens/s", "to the end"], rows)
+    terminal.say(
+        f"at {roofline.ARITHMETIC_SHARE:.0%} of the chip's peak arithmetic or {roofline.BANDWIDTH_SHARE:.0%} of its "
+        f"bandwidth, whichever is slower, and {roofline.TURN_SECONDS[machine.chip.platform] * 1e6:.0f} µs a loop turn "
+        "(assumed); without communication, evaluation and checkpoints. The trained profile is a made-up one."
+    )

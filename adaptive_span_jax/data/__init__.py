@@ -1,0 +1,6 @@
+"""From bytes to segments.
+
+In: a corpus by name, or files. Out: token ids of train, dev and test (`corpus.Corpus`), and segments of parallel
+streams (`segments.Streams`). Numpy only: a text has nothing to do with devices. Start with `corpus.py`;
+`segments.py` says what a step reads; `tfds/` downloads and prepares enwik8 and text8.
+"""

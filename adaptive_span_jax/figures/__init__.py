@@ -1,1 +1,0 @@
-"""Pictures of a run, each drawn from numbers that are written beside it."""

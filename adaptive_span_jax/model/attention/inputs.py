@@ -1,0 +1,74 @@
+"""What the near and the far part of per-head attention read, and the gradients they return."""
+
+from typing import NamedTuple
+
+import jax
+
+from adaptive_span_jax.model.dropout import Dropout
+from adaptive_span_jax.model.memory import MIRRORED, LayerMemory
+
+# Distances 1 … NEAR are read by every head, further ones only by heads that reach them. 64 covers the ramp of 32 at
+# which heads start, and then some. Queries are cut into chunks of the same length, so a chunk's window is two blocks.
+NEAR = 64
+
+# A far tile is FAR queries against FAR keys; memory can be read in blocks of at most MIRRORED rows.
+FAR = MIRRORED
+
+# Zeros beyond both ends of the position table: no tile reaches further out than this.
+MARGIN = 2 * FAR
+
+
+class Inputs(NamedTuple):
+    """One layer's attention over the streams of one device; T is padded to whole chunks."""
+
+    query_BHTK: jax.Array  # scaled by 1/√K
+    segment_BTD: jax.Array
+    memory: LayerMemory
+    key_DHK: jax.Array
+    value_DHK: jax.Array
+    table_PK: jax.Array  # see skew.pad_table
+    z_BHT1: jax.Array  # B may be 1
+    stream_B: jax.Array  # the streams' numbers among those of all devices
+    valid_length: jax.Array | None
+    dropout: Dropout | None
+
+    def shards(self, stream_shards: int) -> list["Inputs"]:
+        """The inputs of equal shares of the streams. Memory is not split: that would copy it."""
+        size = self.stream_B.size // stream_shards
+        shares = (slice(first, first + size) for first in range(0, self.stream_B.size, size))
+        return [
+            self._replace(
+                query_BHTK=self.query_BHTK[share],
+                segment_BTD=self.segment_BTD[share],
+                z_BHT1=self.z_BHT1 if self.z_BHT1.shape[0] == 1 else self.z_BHT1[share],
+                stream_B=self.stream_B[share],
+            )
+            for share in shares
+        ]
+
+    @property
+    def limit(self) -> int:
+        """S."""
+        return self.memory.limit
+
+    @property
+    def chunk(self) -> int:
+        """C, the number of queries in a near tile."""
+        return min(NEAR, self.segment_BTD.shape[1])
+
+
+class InputGradients(NamedTuple):
+    """The gradients of `Inputs`; memory has none."""
+
+    query_BHTK: jax.Array
+    segment_BTD: jax.Array
+    key_DHK: jax.Array
+    value_DHK: jax.Array
+    table_PK: jax.Array
+    z_BHT1: jax.Array
+
+
+def split(array: jax.Array, stream_shards: int) -> list[jax.Array]:
+    """An array whose first axis counts streams, split like `Inputs.shards`."""
+    size = array.shape[0] // stream_shards
+    return [array[number * size : (number + 1) * size] for number in range(stream_shards)]

@@ -1,0 +1,96 @@
+"""Multiply-adds per predicted token: by the paper's estimate, as executed here, and by the published algorithm.
+
+Counts are of the forward pass. Like the paper's, they leave out embeddings and the output layer.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from adaptive_span_jax.config import Config
+from adaptive_span_jax.model.attention.inputs import FAR, NEAR
+from adaptive_span_jax.model.span import reach
+
+# The published code computes all heads of a layer at its longest span, rounded up to a multiple of this.
+PUBLISHED_TRIM = 64
+
+
+class Cost(NamedTuple):
+    """The cost of one forward pass."""
+
+    far_tiles: jax.Array  # tiles of the far part per stream, over all heads and layers
+    executed: jax.Array  # multiply-adds per token
+    published: jax.Array  # multiply-adds per token of the published algorithm
+
+
+def cost(config: Config, furthest_z_LH: jax.Array) -> Cost:
+    """The cost at these spans, given each head's largest z over tokens."""
+    _, tiles_LHX = far_tiles(config, furthest_z_LH)
+    executed, published = executed_flops(config, furthest_z_LH), published_flops(config, furthest_z_LH)
+    return Cost(tiles_LHX.sum(), executed, published)
+
+
+def paper_flops(config: Config, average_span: float) -> float:
+    """The paper's "FLOPS": multiply-adds per predicted token, L·(4d² + 2·d·FF + 2·span·d)."""
+    sizes = config.model
+    projections, feedforward = 4 * sizes.width**2, 2 * sizes.width * sizes.feedforward
+    return sizes.layers * (projections + feedforward + 2 * average_span * sizes.width)
+
+
+def executed_flops(config: Config, z_LH: jax.Array) -> jax.Array:
+    """Multiply-adds per token of our forward pass at these spans."""
+    sizes, length = config.model, config.train.segment
+    width = sizes.width
+    chunk, padded, queries = _blocks(length)
+    near = 2 * width**2 * (NEAR + padded) + padded * width * (2 * (NEAR + chunk) + NEAR)
+    rows_X, tiles_LHX = far_tiles(config, z_LH)
+    rows = rows_X[None, None, :].astype(jnp.float32)
+    projected = rows * width * 2 * config.head_width
+    # A tile's products: scores and values, and positions at all distances in it.
+    tile = queries * config.head_width * (2 * rows + rows + queries)
+    far = jnp.where(tiles_LHX > 0, projected + tiles_LHX * tile, 0).sum()
+    return sizes.layers * (_dense(config) + near / length) + far / length
+
+
+def far_tiles(config: Config, z_LH: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(rows_X of the X key blocks, tiles_LHX that each head computes of them), as in the loops of attention/far.py."""
+    limit = config.span.limit
+    _, padded, queries = _blocks(config.train.segment)
+    size = min(FAR, limit)
+    reach_LH1 = reach(z_LH, config.span.ramp, limit)[..., None]
+
+    memory = jnp.arange(-(-limit // size))
+    segment = jnp.arange(max(-(-(padded - 1 - NEAR) // queries), 0))
+    rows_X = jnp.concatenate([jnp.full_like(memory, size), jnp.full_like(segment, queries)])
+    first_X = jnp.concatenate([-jnp.minimum((memory + 1) * size, limit), segment * queries])
+    # Every block of the segment is read, a block of memory only if the head reaches it.
+    before_X = jnp.concatenate([memory * size, jnp.zeros_like(segment)])
+    rows, first, before = (array[None, None, :] for array in (rows_X, first_X, before_X))
+    read_LHX = (reach_LH1 > NEAR) & (reach_LH1 > before)
+    earliest = jnp.maximum(first + NEAR + 1, 0) // queries
+    latest_LHX = jnp.minimum(first + rows - 1 + reach_LH1, padded - 1) // queries
+    return rows_X, jnp.where(read_LHX, jnp.maximum(latest_LHX + 1 - earliest, 0), 0)
+
+
+def published_flops(config: Config, z_LH: jax.Array) -> jax.Array:
+    """Multiply-adds per token of the published algorithm: every head costs as much as the longest of its layer."""
+    width, length = config.model.width, config.train.segment
+    longest_L = jnp.ceil(z_LH.max(axis=1)) + config.span.ramp
+    longest_L = jnp.minimum(jnp.ceil(longest_L / PUBLISHED_TRIM) * PUBLISHED_TRIM, config.span.limit)
+    context_L = longest_L + length
+    attention_L = 2 * width**2 * context_L / length + width * (2 * context_L + longest_L)
+    return (_dense(config) + attention_L).sum()
+
+
+def _blocks(length: int) -> tuple[int, int, int]:
+    """(queries in a near tile, the segment's length padded to whole near tiles, queries in a far tile)."""
+    chunk = min(NEAR, length)
+    padded = -(-length // chunk) * chunk
+    return chunk, padded, FAR if padded % FAR == 0 else chunk
+
+
+def _dense(config: Config) -> int:
+    """A layer's query and output projections and its feed-forward network."""
+    width = config.model.width
+    return 2 * width**2 + 2 * width * config.model.feedforward

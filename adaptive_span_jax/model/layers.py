@@ -1,0 +1,233 @@
+"""One layer: adaptive-span attention and a feed-forward network, each with a residual connection and LayerNorm.
+
+`SpanAttention` does not depend on the rest and can be used in any Flax model; README shows how.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from adaptive_span_jax.model.attention import per_head, reference
+from adaptive_span_jax.model.dropout import Dropout
+from adaptive_span_jax.model.linear import linear
+from adaptive_span_jax.model.memory import LayerMemory, shift_in
+from adaptive_span_jax.model.span import Span
+
+Extra = TypeVar("Extra")
+
+# Places of dropout within a layer, so that attention and feed-forward get different bits.
+_IN_ATTENTION, _IN_FEEDFORWARD = 0, 1
+
+
+def uniform(key: jax.Array, shape: tuple[int, ...], fan_in: int, dtype: DTypeLike) -> nnx.Param:
+    """A parameter drawn from U(±1/√fan_in), as every linear weight and bias."""
+    bound = fan_in**-0.5
+    return nnx.Param(jax.random.uniform(key, shape, dtype, -bound, bound))
+
+
+class SpanAttention(nnx.Module):
+    """Multi-head attention in which every head has its own span; memory goes in and comes out."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        span: Span,
+        *,
+        ramp: int = 32,
+        plain: bool = False,
+        rngs: nnx.Rngs,
+        dtype: DTypeLike = jnp.float32,
+    ):
+        shape = (width, heads, width // heads)
+        self.query_DHK = uniform(rngs.params(), shape, width, dtype)
+        self.key_DHK = uniform(rngs.params(), shape, width, dtype)
+        self.value_DHK = uniform(rngs.params(), shape, width, dtype)
+        self.output_HKD = uniform(rngs.params(), (*shape[1:], width), width, dtype)
+        self.span = span
+        self.ramp = ramp
+        self.plain = plain
+
+    def __call__(
+        self,
+        hidden_BTD: jax.Array,
+        memory_BSD: jax.Array,
+        positions_SK: jax.Array,
+        *,
+        valid_length: jax.Array | None = None,
+        dropout: Dropout | None = None,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """(output_BTD, the memory for the next segment, z_BTH in positions)."""
+        output_BTD, z_BTH = self.attend(
+            hidden_BTD, LayerMemory.of(memory_BSD), positions_SK, valid_length=valid_length, dropout=dropout
+        )
+        return output_BTD, shift_in(memory_BSD, hidden_BTD), z_BTH
+
+    def attend(
+        self,
+        hidden_BTD: jax.Array,
+        memory: LayerMemory,
+        positions_SK: jax.Array,
+        *,
+        valid_length: jax.Array | None = None,
+        dropout: Dropout | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """(output_BTD, z_BTH in positions), for a memory that the caller advances."""
+        dtype = hidden_BTD.dtype
+        z_BTH = self.span(hidden_BTD)
+        path = reference if self.plain else per_head
+        output_BTHK = path.attend(
+            self._query(hidden_BTD),
+            hidden_BTD,
+            memory,
+            self.key_DHK[...].astype(dtype),
+            self.value_DHK[...].astype(dtype),
+            positions_SK.astype(dtype),
+            z_BTH,
+            ramp=self.ramp,
+            valid_length=valid_length,
+            dropout=dropout,
+        )
+        return linear(output_BTHK, self.output_HKD[...].astype(dtype), 2), z_BTH
+
+    def weights(
+        self,
+        hidden_BTD: jax.Array,
+        memory_BSD: jax.Array,
+        positions_SK: jax.Array,
+        valid_length: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """(the attention of each token to the S positions before it, furthest first: weight_BHTS; z_BTH)."""
+        dtype = hidden_BTD.dtype
+        z_BTH = self.span(hidden_BTD)
+        weight_BHTS = reference.weights(
+            self._query(hidden_BTD),
+            jnp.concatenate([memory_BSD, hidden_BTD], axis=1),
+            self.key_DHK[...].astype(dtype),
+            positions_SK.astype(dtype),
+            z_BTH,
+            ramp=self.ramp,
+            valid_length=valid_length,
+        )
+        return weight_BHTS, z_BTH
+
+    def penalty(self, z_BTH: jax.Array) -> jax.Array:
+        """The mean span in positions; add λ times this to the loss."""
+        return self.span.penalty(z_BTH)
+
+    def _query(self, hidden_BTD: jax.Array) -> jax.Array:
+        return linear(hidden_BTD, self.query_DHK[...].astype(hidden_BTD.dtype))
+
+
+@jax.custom_vjp
+def _relu_and_drop(x: jax.Array, dropout: Dropout) -> jax.Array:
+    """ReLU, then dropout. Its result is the only residual: a gradient passes where it is positive."""
+    return jax.nn.relu(x) * dropout.scale().astype(x.dtype)
+
+
+def _relu_and_drop_forward(x: jax.Array, dropout: Dropout) -> tuple[jax.Array, tuple[jax.Array, Dropout]]:
+    y = _relu_and_drop(x, dropout)
+    return y, (y, Dropout(dropout.rate, jnp.zeros((), jnp.uint32)))
+
+
+def _relu_and_drop_backward(residuals: tuple[jax.Array, Dropout], d_y: jax.Array) -> tuple[jax.Array, None]:
+    y, dropout = residuals
+    return jnp.where(y > 0, d_y * jnp.asarray(1 / (1 - dropout.rate), y.dtype), 0), None
+
+
+_relu_and_drop.defvjp(_relu_and_drop_forward, _relu_and_drop_backward)
+
+
+class FeedForward(nnx.Module):
+    """Two linear maps with a ReLU and dropout between them."""
+
+    def __init__(self, width: int, inner: int, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32):
+        self.expand_DF = uniform(rngs.params(), (width, inner), width, dtype)
+        self.expand_bias_F = uniform(rngs.params(), (inner,), width, dtype)
+        self.contract_FD = uniform(rngs.params(), (inner, width), inner, dtype)
+        self.contract_bias_D = uniform(rngs.params(), (width,), inner, dtype)
+
+    def __call__(self, hidden_BTD: jax.Array, dropout: Dropout | None = None) -> jax.Array:
+        dtype = hidden_BTD.dtype
+        inner_BTF = linear(hidden_BTD, self.expand_DF[...].astype(dtype))
+        inner_BTF += self.expand_bias_F[...].astype(dtype)[None, None, :]
+        if dropout is None:
+            inner_BTF = jax.nn.relu(inner_BTF)
+        else:
+            _, position_1T1, unit_11F = jnp.ogrid[tuple(slice(size) for size in inner_BTF.shape)]
+            stream_B11 = dropout.streams(inner_BTF.shape[0])[:, None, None]
+            inner_BTF = _relu_and_drop(inner_BTF, dropout.at(stream_B11).at(position_1T1).at(unit_11F))
+        output_BTD = linear(inner_BTF, self.contract_FD[...].astype(dtype))
+        return output_BTD + self.contract_bias_D[...].astype(dtype)[None, None, :]
+
+
+class LayerNorm(nnx.Module):
+    """(x − mean) / deviation · scale + bias over the last axis, with x as the only residual.
+
+    `nnx.LayerNorm` has three residuals of the size of x.
+    """
+
+    def __init__(self, width: int, dtype: DTypeLike = jnp.float32):
+        self.scale = nnx.Param(jnp.ones((width,), dtype))
+        self.bias = nnx.Param(jnp.zeros((width,), dtype))
+
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        return _normalise(x_BTD, self.scale[...], self.bias[...])
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False)  # inside a scan over layers, CSE cannot undo it
+def _normalise(x_BTD: jax.Array, scale_D: jax.Array, bias_D: jax.Array) -> jax.Array:
+    # Computed in the parameters' dtype, float32 or better, also for bfloat16 inputs. The variance takes two passes: in
+    # one pass it loses digits where the mean is large.
+    wide_BTD = x_BTD.astype(scale_D.dtype)
+    centred_BTD = wide_BTD - wide_BTD.mean(axis=-1, keepdims=True)
+    variance_BT1 = (centred_BTD * centred_BTD).mean(axis=-1, keepdims=True)
+    normal_BTD = centred_BTD * jax.lax.rsqrt(variance_BT1 + 1e-5)
+    return (normal_BTD * scale_D[None, None, :] + bias_D[None, None, :]).astype(x_BTD.dtype)
+
+
+class Layer(nnx.Module):
+    """Post-norm: h = LN(h + attention(h)), then h = LN(h + feed-forward(h))."""
+
+    def __init__(self, attention: SpanAttention, feedforward: FeedForward):
+        width, _, _ = attention.query_DHK.shape
+        self.attention = attention
+        self.attention_norm = LayerNorm(width, attention.query_DHK.dtype)
+        self.feedforward = feedforward
+        self.feedforward_norm = LayerNorm(width, attention.query_DHK.dtype)
+
+    def __call__(
+        self,
+        hidden_BTD: jax.Array,
+        memory: LayerMemory,
+        positions_SK: jax.Array,
+        *,
+        valid_length: jax.Array | None = None,
+        dropout: Dropout | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """(the next layer's input, z_BTH)."""
+
+        def attend(hidden_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
+            in_attention = dropout.at(_IN_ATTENTION) if dropout else None
+            return self.attention.attend(
+                hidden_BTD, memory, positions_SK, valid_length=valid_length, dropout=in_attention
+            )
+
+        return self.around(attend, hidden_BTD, dropout)
+
+    def around(
+        self,
+        attend: Callable[[jax.Array], tuple[jax.Array, Extra]],
+        hidden_BTD: jax.Array,
+        dropout: Dropout | None = None,
+    ) -> tuple[jax.Array, Extra]:
+        """(the next layer's input, what `attend` returns besides its output): the layer around any attention."""
+        attended_BTD, extra = attend(hidden_BTD)
+        hidden_BTD = self.attention_norm(hidden_BTD + attended_BTD)
+        fed_BTD = self.feedforward(hidden_BTD, dropout.at(_IN_FEEDFORWARD) if dropout else None)
+        return self.feedforward_norm(hidden_BTD + fed_BTD), extra

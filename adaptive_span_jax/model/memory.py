@@ -1,0 +1,121 @@
+"""Segment memory: the last S inputs of every layer, carried from one segment to the next without gradient.
+
+It is a ring buffer. A step overwrites the oldest segment in place and moves nothing else; shifting all of S = 8192
+took 4 % of a step and a second copy of the memory. The ring holds a whole number of segments, so a segment never wraps
+around. Its first rows are repeated behind its last, so that any block of up to MIRRORED rows is one slice:
+
+    ring  [ segment 4 ][ segment 1 ][ segment 2 ][ segment 3 ][ segment 4 ]
+                       ↑ end: the next segment goes here       └ mirror ┘
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
+
+from adaptive_span_jax.runtime import sharding
+
+# The longest block that attention reads at once.
+MIRRORED = 128
+
+
+class Memory(NamedTuple):
+    """What the model remembers of each stream. M rows: the ring and its mirror."""
+
+    hidden_LBMD: jax.Array
+    end: jax.Array  # the row after the newest
+    filled: jax.Array  # checkpoints store it under this name; everywhere else it is `valid_length`
+
+    @property
+    def valid_length(self) -> jax.Array:
+        """How many positions before the segment hold states of real tokens, at most S."""
+        return self.filled
+
+    @classmethod
+    def zeros(cls, layers: int, streams: int, limit: int, segment: int, width: int, dtype: DTypeLike) -> "Memory":
+        """The memory of streams that have seen nothing, for segments of one length."""
+        rows = _ring(limit, segment) + _whole_segments(MIRRORED, segment)
+        zero = jnp.zeros((), jnp.int32)
+        return cls(jnp.zeros((layers, streams, rows, width), dtype), zero, zero)
+
+    def advance(self, inputs_LBTD: jax.Array, limit: int, good: jax.Array | bool = True) -> "Memory":
+        """The memory after one more segment, given every layer's input for it; unchanged if the segment is not `good`.
+
+        `good` should depend on everything that reads this memory. Only then can XLA prove that all reads precede the
+        write, and write in place; otherwise it copies the whole memory in every step.
+        """
+        segment = inputs_LBTD.shape[2]
+        ring = _ring(limit, segment)
+        new = inputs_LBTD.astype(self.hidden_LBMD.dtype)
+        mirror = jnp.where(self.end < self.hidden_LBMD.shape[2] - ring, ring + self.end, self.end)
+        hidden_LBMD = self.hidden_LBMD
+        for row in (self.end, mirror):
+            old = jax.lax.dynamic_slice_in_dim(hidden_LBMD, row, segment, axis=2)
+            hidden_LBMD = jax.lax.dynamic_update_slice_in_dim(hidden_LBMD, jnp.where(good, new, old), row, axis=2)
+        end, valid_length = (self.end + segment) % ring, jnp.minimum(self.valid_length + segment, limit)
+        return Memory(hidden_LBMD, jnp.where(good, end, self.end), jnp.where(good, valid_length, self.valid_length))
+
+    def layer(self, index: jax.Array | int, limit: int, segment: int) -> "LayerMemory":
+        """One layer's memory, as a segment of this length reads it."""
+        return LayerMemory(self.hidden_LBMD, self.end, jnp.asarray(index), limit, _ring(limit, segment))
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["hidden_LBMD", "end", "index"], meta_fields=["limit", "ring"]
+)
+@dataclasses.dataclass(frozen=True)
+class LayerMemory:
+    """One layer's memory, read block by block: slicing the whole layer out of the stack would copy it."""
+
+    hidden_LBMD: jax.Array
+    end: jax.Array
+    index: jax.Array  # of the layer
+    limit: int  # S
+    ring: int
+
+    @classmethod
+    def of(cls, memory_BSD: jax.Array) -> "LayerMemory":
+        """The memory in a plain array, oldest position first."""
+        limit, zero = memory_BSD.shape[1], jnp.zeros((), jnp.int32)
+        return cls(memory_BSD[None], zero, zero, limit, limit)
+
+    def block(self, back: jax.Array | int, size: int) -> jax.Array:
+        """The `size` positions, at most MIRRORED, that start `back` positions before the segment: block_BJD."""
+        _, streams, _, width = self.hidden_LBMD.shape
+        row = (self.end - back) % self.ring
+        corner = [jnp.asarray(start, jnp.int32) for start in (self.index, 0, row, 0)]
+        block_BJD = jax.lax.dynamic_slice(self.hidden_LBMD, corner, (1, streams, size, width))[0]
+        # TPUs multiply float32 as bfloat16. XLA:TPU hoists that cast over slices, so it would cast the whole memory,
+        # into a copy and twice a step, instead of each block that is read. It does not hoist a cast over arithmetic:
+        # multiply by an opaque 1.
+        return block_BJD * jax.lax.optimization_barrier(jnp.ones((), block_BJD.dtype))
+
+    def to_array(self) -> jax.Array:
+        """A copy of all S positions, oldest first: memory_BSD."""
+        rows = (self.end - self.limit + jnp.arange(self.limit)) % self.ring
+        layer_BMD = jax.lax.dynamic_index_in_dim(self.hidden_LBMD, self.index, keepdims=False)
+        return jnp.take(layer_BMD, rows, axis=1)
+
+
+def memory_sharding(mesh: Mesh, streams: int) -> Any:
+    """The shardings of a memory's arrays, as a `Memory`."""
+    shardings: Any = Memory
+    return shardings(sharding.by_stream(mesh, streams, axis=1), sharding.replicated(mesh), sharding.replicated(mesh))
+
+
+def shift_in(memory_BSD: jax.Array, segment_BTD: jax.Array) -> jax.Array:
+    """A plain memory array after one more segment."""
+    both = jnp.concatenate([memory_BSD, jax.lax.stop_gradient(segment_BTD).astype(memory_BSD.dtype)], axis=1)
+    return both[:, -memory_BSD.shape[1] :]
+
+
+def _ring(limit: int, segment: int) -> int:
+    return _whole_segments(limit, segment)
+
+
+def _whole_segments(rows: int, segment: int) -> int:
+    return -(-rows // segment) * segment

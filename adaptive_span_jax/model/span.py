@@ -1,0 +1,167 @@
+"""How far each head looks back: the soft mask, and the three kinds of span that set it.
+
+A span module maps the layer's input to z, in positions, of a shape that broadcasts to [B, T, H]. Its `penalty(z)` is
+what the loss multiplies by lambda. The rest of the model does not depend on the kind:
+
+    kind      z                                  learned            penalised
+    fixed     S                                  nothing            no
+    adaptive  S · z', one z' in [0, 1] per head  span_fraction_H    mean over heads
+    dynamic   S · σ(vᵀx_t + b) per head, token   weight_DH, bias_H  mean over heads and tokens
+"""
+
+from typing import Any, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.typing import ArrayLike, DTypeLike
+
+from adaptive_span_jax.config import SpanConfig
+
+Tree = TypeVar("Tree")
+Array = TypeVar("Array", jax.Array, np.ndarray)
+
+# The paper's b: dynamic spans start at S·σ(−4), a fiftieth of the limit.
+DYNAMIC_INITIAL_BIAS = -4.0
+
+
+@jax.custom_jvp
+def _clip_to_unit(x: jax.Array) -> jax.Array:
+    return jnp.clip(x, 0, 1)
+
+
+@_clip_to_unit.defjvp
+def _clip_to_unit_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    # The derivative is 1 on the closed interval. At both ends jnp.clip has 0.5 and lax.clamp has 0. Published spans
+    # were trained with 1, and it matters: for most of training most heads stay exactly at z = 0, where the distances 1
+    # and R + 1 are such ends.
+    (x,), (x_dot,) = primals, tangents
+    return _clip_to_unit(x), jnp.where((x >= 0) & (x <= 1), x_dot, 0)
+
+
+def soft_mask(distance: jax.Array, z: jax.Array, ramp: int) -> jax.Array:
+    """m_z(x): 1 up to distance z + 1, then a ramp of length R down to 0.
+
+    The paper has R + z − x; the published code, which we follow, has one more, so that z = 0 leaves exactly R non-zero
+    positions.
+    """
+    return _clip_to_unit((ramp + z + 1 - distance) / ramp)
+
+
+def reach(z: Array, ramp: int, limit: int) -> Array:
+    """How many positions back a head with span z reads: beyond, the mask and its derivative are 0. NumPy or JAX."""
+    xp: Any = z.__array_namespace__()
+    return xp.minimum(xp.floor(z + ramp + 1), limit).astype(xp.int32)
+
+
+# The span that people see is min(z + R, S), in positions: it includes the ramp and is not rounded. A model's shortest
+# and longest span are the smallest and the largest over its heads. Spans are stored unrounded, shown with one decimal.
+# Where a head's z differs between tokens (dynamic spans), z is first averaged over tokens: in results and reports over
+# all scored tokens of dev, in training logs over the tokens of the step.
+# Only the average span rounds on the way, because the paper's tables do; see `average_span`.
+
+
+def head_spans(z: np.ndarray, ramp: int, limit: int) -> np.ndarray:
+    """Each head's span in positions: min(z + R, S); NaN where z is not finite."""
+    z = np.asarray(z)
+    return np.where(np.isfinite(z), np.minimum(z + ramp, limit), np.nan)
+
+
+def average_span(z_LH: np.ndarray, ramp: int, limit: int) -> float:
+    """The average span as published logs report it: the mean over layers of min(⌈mean z⌉ + R, S)."""
+    return np.minimum(np.ceil(z_LH.mean(axis=1)) + ramp, limit).mean()
+
+
+def mean_z(z_LBTH: jax.Array, counted_BT: ArrayLike) -> jax.Array:
+    """Each head's z, averaged over the tokens where `counted_BT` is 1: z_LH."""
+    if z_LBTH.shape[1:3] == (1, 1):
+        return z_LBTH[:, 0, 0]
+    counted_BT = jnp.asarray(counted_BT, z_LBTH.dtype)
+    return jnp.einsum("LBTH,BT->LH", z_LBTH, counted_BT) / jnp.maximum(counted_BT.sum(), 1)
+
+
+class Span(Protocol):
+    """The interface of a span module."""
+
+    def __call__(self, hidden_BTD: jax.Array) -> jax.Array:
+        """z in positions, broadcastable to [B, T, H]."""
+        ...
+
+    def penalty(self, z_BTH: jax.Array) -> jax.Array:
+        """What the loss multiplies by lambda, in positions."""
+        ...
+
+
+class FixedSpan(nnx.Module):
+    """Every head reads the whole limit."""
+
+    def __init__(self, heads: int, limit: int, dtype: DTypeLike = jnp.float32):
+        self.heads, self.limit, self.dtype = heads, limit, dtype
+
+    def __call__(self, hidden_BTD: jax.Array) -> jax.Array:
+        return jnp.full((1, 1, self.heads), self.limit, self.dtype)
+
+    def penalty(self, z_BTH: jax.Array) -> jax.Array:
+        # There is nothing to learn, and published fixed-span losses have no penalty.
+        return jnp.zeros((), z_BTH.dtype)
+
+
+class AdaptiveSpan(nnx.Module):
+    """One learned span per head. Call `project` on the parameters after every update."""
+
+    def __init__(self, heads: int, limit: int, dtype: DTypeLike = jnp.float32):
+        self.limit = limit
+        self.span_fraction_H = nnx.Param(jnp.zeros((heads,), dtype))
+
+    def __call__(self, hidden_BTD: jax.Array) -> jax.Array:
+        return self.limit * self.span_fraction_H[...][None, None, :]
+
+    def penalty(self, z_BTH: jax.Array) -> jax.Array:
+        return z_BTH.mean()
+
+
+class DynamicSpan(nnx.Module):
+    """One span per head and token, computed from the layer's input."""
+
+    def __init__(self, width: int, heads: int, limit: int, dtype: DTypeLike = jnp.float32):
+        self.limit = limit
+        # With v = 0 every token starts with the same small span S·σ(b), as the paper intends, whatever the scale of the
+        # layer's input. Heads still differ from the first step on, because their queries and keys do.
+        self.weight_DH = nnx.Param(jnp.zeros((width, heads), dtype))
+        self.bias_H = nnx.Param(jnp.full((heads,), DYNAMIC_INITIAL_BIAS, dtype))
+
+    def __call__(self, hidden_BTD: jax.Array) -> jax.Array:
+        weight_DH, bias_H = self.weight_DH[...], self.bias_H[...]
+        logit_BTH = jnp.einsum("BTD,DH->BTH", hidden_BTD.astype(weight_DH.dtype), weight_DH)
+        return self.limit * jax.nn.sigmoid(logit_BTH + bias_H[None, None, :])
+
+    def penalty(self, z_BTH: jax.Array) -> jax.Array:
+        return z_BTH.mean()
+
+
+def make_span(span: SpanConfig, width: int, heads: int, dtype: DTypeLike = jnp.float32) -> Span:
+    """The span module of a config."""
+    if span.kind == "fixed":
+        return FixedSpan(heads, span.limit, dtype)
+    if span.kind == "adaptive":
+        return AdaptiveSpan(heads, span.limit, dtype)
+    return DynamicSpan(width, heads, span.limit, dtype)
+
+
+def project(params: Tree) -> Tree:
+    """The parameters with every z' of an `AdaptiveSpan` clipped to [0, 1]; call it after each update.
+
+    Takes any tree that has the parameters under their own names: nested dicts or an `nnx.State`.
+    """
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: jnp.clip(leaf, 0, 1) if _is_span_fraction(path) else leaf, params
+    )
+
+
+def _is_span_fraction(path: tuple) -> bool:
+    """Whether the path of a leaf ends in the name of `AdaptiveSpan`'s parameter."""
+    names = [getattr(key, "key", getattr(key, "name", None)) for key in path]
+    if names[-1:] == ["value"]:  # of an nnx.Param, one level below its name
+        names.pop()
+    return names[-1:] == ["span_fraction_H"]

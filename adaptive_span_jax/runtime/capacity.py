@@ -1,0 +1,73 @@
+"""Whether what was asked fits into memory, estimated from shapes before anything is allocated.
+
+The estimates are lower bounds: arrays that are certainly there at the same time, not the compiler's temporaries, which
+are as large again or more. So a refusal is certain, and what is not refused may still be too much. `--mode=plan` knows
+more, but compiles.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from adaptive_span_jax.config import Config
+from adaptive_span_jax.errors import UserError
+from adaptive_span_jax.runtime import sharding
+from adaptive_span_jax.runtime.terminal import size
+
+# What a container may use, by both versions of Linux's control groups.
+_CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def check(mesh: Mesh, what: str, parts: dict[str, int]) -> None:
+    """Refuses `parts`, bytes on each device by what they are for, that are more than this process's devices have."""
+    devices = mesh.local_devices
+    if devices[0].platform == "cpu":
+        here, available, where = len(devices), _machine_bytes(), "this machine has"
+    else:
+        stats = devices[0].memory_stats() or {}
+        here, available, where = 1, stats.get("bytes_limit"), f"a {devices[0].device_kind} has"
+    needed = here * sum(parts.values())
+    if available is None or needed <= available:
+        return
+    each = [f"{size(here * count)} {name}" for name, count in sorted(parts.items(), key=lambda part: -part[1])]
+    raise UserError(
+        f"{what} needs at least {size(needed)} of memory, {where} {size(available)}:\n  "
+        + "\n  ".join(each)
+        + "\nMake the fields of the largest part smaller"
+    )
+
+
+def _machine_bytes() -> int | None:
+    """The physical memory, or what the container may use of it."""
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return None
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in _CONTAINER_LIMITS:
+        if path.is_file() and (limit := path.read_text().strip()).isdecimal():  # or "max"
+            found.append(int(limit))
+    return min(found)
+
+
+def activation_bytes(
+    config: Config, mesh: Mesh, streams: int, positions: int, vocabulary: int, kept_layers: int = 1, groups: int = 1
+) -> int:
+    """Bytes on one device: every layer's input, and of each group of streams feed-forward states and logits."""
+    sizes = config.model
+    by_stream = sharding.by_stream(mesh, streams)
+    (here,) = by_stream.shard_shape((streams,))
+    rows = here * sizes.layers * sizes.width + here // groups * (kept_layers * sizes.feedforward + vocabulary)
+    return positions * rows * jnp.dtype(sizes.compute_dtype).itemsize
+
+
+def named_fields(config: Config, *names: str) -> str:
+    """The fields as they are written on the command line, with their values."""
+    values = {name: getattr(getattr(config, name.split(".")[0]), name.split(".")[1]) for name in names}
+    return ", ".join(f"config.{name} = {value}" for name, value in values.items())
+
+
+def placed(shape: jax.ShapeDtypeStruct, at: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=at)

@@ -1,0 +1,39 @@
+"""What training minimises and what people report: the negative log-likelihood in nats, and in bits."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from adaptive_span_jax.config import Config
+from adaptive_span_jax.data.segments import Segment
+from adaptive_span_jax.model import transformer
+from adaptive_span_jax.model.dropout import Dropout
+from adaptive_span_jax.model.memory import Memory
+
+
+def nats_BT(logits_BTV: jax.Array, targets_BT: ArrayLike) -> jax.Array:
+    """The negative log-likelihood of every target, in nats."""
+    target_logit_BT1 = jnp.take_along_axis(logits_BTV, jnp.asarray(targets_BT)[..., None], axis=-1)
+    return jax.nn.logsumexp(logits_BTV, axis=-1) - target_logit_BT1[..., 0]
+
+
+def bits(nats: float) -> float:
+    """Nats per symbol → bits per symbol."""
+    return nats / math.log(2)
+
+
+def perplexity(nats: float) -> float:
+    """Nats per symbol → perplexity; infinite where a float cannot hold it."""
+    return math.inf if bits(nats) >= 1024 else 2 ** bits(nats)
+
+
+def objective(
+    config: Config, params: transformer.Params, segment: Segment, memory: Memory, dropout: Dropout | None
+) -> tuple[jax.Array, tuple[transformer.Prediction, jax.Array, jax.Array]]:
+    """What training minimises, and (prediction, mean nats, penalty in nats)."""
+    prediction = transformer.apply(config, params, segment.tokens_BT, memory, dropout)
+    nats = nats_BT(prediction.logits_BTV, segment.targets_BT).mean()
+    penalty_nats = config.span.penalty * prediction.penalty
+    return nats + penalty_nats, (prediction, nats, penalty_nats)

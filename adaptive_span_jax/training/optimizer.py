@@ -1,0 +1,70 @@
+"""Adagrad as published: the accumulated squares see the whole gradient, the step sees it clipped per parameter tensor.
+
+    G ← G + g²        step = −lr · c · g / (√G + ε)        c = min(1, clip / (‖g‖ + ε))        ε = 1e-10, G starts at 0
+
+Clipping thus scales the step, not what is accumulated: `optax.chain(clip, adagrad)` is a different optimizer, and so
+are optax's defaults (G starts at 0.1, ε inside the root).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+from adaptive_span_jax.config import TrainConfig
+from adaptive_span_jax.model.transformer import LAYERS
+
+EPSILON = 1e-10
+
+
+class AdagradState(NamedTuple):
+    """G, one number per parameter."""
+
+    sum_of_squares: optax.Params
+
+
+def make_optimizer(train: TrainConfig) -> optax.GradientTransformation:
+    """The published optimizer with its schedule."""
+    return optax.chain(scale_by_clipped_adagrad(train.clip), optax.scale_by_learning_rate(make_schedule(train)))
+
+
+def make_schedule(train: TrainConfig) -> Callable[[ArrayLike], jax.Array]:
+    """Update n (from 0) uses lr · min(1, (n + 1) / warm-up), and a tenth of lr from `cooldown_start` on."""
+
+    def learning_rate(update: ArrayLike) -> jax.Array:
+        progress = (jnp.asarray(update, float) + 1) / max(train.warmup_steps, 1)
+        rate = train.learning_rate * jnp.minimum(progress, 1)
+        if train.cooldown_start:
+            rate = jnp.where(jnp.asarray(update) < train.cooldown_start, rate, rate / 10)
+        return rate
+
+    return learning_rate
+
+
+def scale_by_clipped_adagrad(clip: float) -> optax.GradientTransformation:
+    """g → c · g / (√G + ε). Below the key `layers` every layer's slice counts as a tensor of its own, as published."""
+
+    def init(params: optax.Params) -> AdagradState:
+        return AdagradState(jax.tree.map(jnp.zeros_like, params))
+
+    def update(
+        gradients: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, AdagradState]:
+        del params
+        squares = jax.tree.map(lambda total, g: total + jnp.square(g), state.sum_of_squares, gradients)
+        steps = jax.tree_util.tree_map_with_path(
+            lambda path, g, total: _clip_factor(path, g, clip) * g / (jnp.sqrt(total) + EPSILON), gradients, squares
+        )
+        return steps, AdagradState(squares)
+
+    return optax.GradientTransformation(init, cast(Any, update))
+
+
+def _clip_factor(path: tuple, gradient: jax.Array, clip: float) -> jax.Array:
+    stacked = path[0].key == LAYERS
+    axes = tuple(range(1 if stacked else 0, gradient.ndim))
+    norm = jnp.sqrt(jnp.sum(jnp.square(gradient), axis=axes, keepdims=True))
+    return jnp.minimum(1.0, clip / (norm + EPSILON))

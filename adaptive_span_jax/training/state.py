@@ -1,0 +1,85 @@
+"""Everything on the devices that a training step changes, and how it is made: shapes, then shardings, then values."""
+
+import dataclasses
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from adaptive_span_jax.checkpoint.manager import Checkpoints
+from adaptive_span_jax.config import Config
+from adaptive_span_jax.errors import UserError
+from adaptive_span_jax.model import transformer
+from adaptive_span_jax.model.memory import Memory, memory_sharding
+from adaptive_span_jax.runtime import sharding, terminal
+
+# 16 TiB, far more than any run of this model needs: a mistyped number, not a wish.
+_LARGEST_BYTES = 2**44
+_SIZES = ("model.layers", "model.width", "model.feedforward", "span.limit", "train.batch_size")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """The state between two steps. The position in the text is kept beside it, on the host."""
+
+    step: jax.Array
+    params: transformer.Params
+    opt_state: Any
+    memory: Memory
+
+
+def abstract_state(config: Config, vocabulary: int, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """The state's shapes, types and shardings, without any values; refuses sizes that cannot be meant."""
+    _check_size(config, max(operator.attrgetter(name)(config) for name in _SIZES))  # which JAX may fail to describe
+    shapes = jax.eval_shape(lambda: _init(config, vocabulary, optimizer))
+    _check_size(config, sharding.total_bytes(shapes))
+    shardings = dataclasses.replace(
+        jax.tree_util.tree_map_with_path(
+            lambda path, leaf: sharding.param_sharding(mesh, leaf.shape, _stacked(path)), shapes
+        ),
+        memory=memory_sharding(mesh, config.train.batch_size),
+    )
+    return jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
+
+
+def create_state(config: Config, vocabulary: int, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """The state before the first step, made on the devices where it will stay."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(config, vocabulary, optimizer, mesh))
+    return jax.jit(lambda: _init(config, vocabulary, optimizer), out_shardings=shardings)()
+
+
+def _init(config: Config, vocabulary: int, optimizer: optax.GradientTransformation) -> TrainState:
+    params = transformer.init(config, vocabulary, jax.random.key(config.seed))
+    memory = transformer.init_memory(config, config.train.batch_size)
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), memory)
+
+
+def _check_size(config: Config, needed: int) -> None:
+    if needed > _LARGEST_BYTES:
+        values = (f"config.{name} is {operator.attrgetter(name)(config):,}" for name in _SIZES)
+        raise UserError(
+            f"parameters, optimizer state and memory would take at least {terminal.size(needed)}, which cannot be "
+            f"meant: {', '.join(values)}; make one of them smaller"
+        )
+
+
+def _stacked(path: tuple) -> bool:
+    """Whether an array of the state has a leading axis of layers: parameters and what the optimizer keeps of them."""
+    return any(getattr(key, "key", None) == transformer.LAYERS for key in path)
+
+
+def to_trees(state: TrainState) -> dict[str, Any]:
+    """The state's arrays by the names that checkpoints give them."""
+    return {"params": state.params, "optimizer": state.opt_state, "memory": state.memory}
+
+
+def restore_state(checkpoints: Checkpoints, step: int, abstract: TrainState) -> TrainState:
+    """The state of a checkpoint, placed like `abstract`."""
+    trees = checkpoints.restore(step, to_trees(abstract))
+    number = jax.device_put(np.asarray(step, abstract.step.dtype), abstract.step.sharding)
+    return TrainState(number, trees["params"], trees["optimizer"], trees["memory"])

@@ -1,0 +1,260 @@
+"""Per-head attention against plain attention: values and all gradients, for any sizes, spans, shards and devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding, PartitionSpec
+
+from adaptive_span_jax.model import flops
+from adaptive_span_jax.model.attention import far_tile, per_head, reference
+from adaptive_span_jax.model.dropout import Dropout
+from adaptive_span_jax.model.memory import LayerMemory
+from adaptive_span_jax.runtime import cpu, sharding
+from tests.conftest import tiny_config
+
+NAMES = ("output", "query", "segment", "key", "value", "positions", "z")
+
+
+def draw(
+    streams: int, length: int, limit: int, heads: int = 3, width: int = 12, dtype=np.float64, seed: int = 0
+) -> dict:
+    """Random inputs of one layer's attention, all but z."""
+    rng = np.random.default_rng(seed)
+    head_width = width // heads
+    shapes = {
+        "query": (streams, length, heads, head_width),
+        "segment": (streams, length, width),
+        "key": (width, heads, head_width),
+        "value": (width, heads, head_width),
+        "positions": (limit, head_width),
+        "memory": (streams, limit, width),
+        "d_output": (streams, length, heads, head_width),
+    }
+    arrays = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
+    for name in ("key", "value"):
+        arrays[name] /= np.sqrt(width).astype(dtype)
+    return arrays
+
+
+def plain_run(
+    path, arrays: dict, z: jax.Array | np.ndarray, valid_length: jax.Array | None, *, ramp: int, rate: float
+) -> dict:
+    """The output and all gradients of Σ d_output · output."""
+    dropout = Dropout.create(rate, 1, 2) if rate else None
+    memory = LayerMemory.of(arrays["memory"])
+
+    def attend(query, segment, key, value, positions, z):
+        return path.attend(
+            query, segment, memory, key, value, positions, z, ramp=ramp, valid_length=valid_length, dropout=dropout
+        )
+
+    inputs = [*(arrays[name] for name in ("query", "segment", "key", "value", "positions")), z]
+    output, pull = jax.vjp(attend, *inputs)
+    return dict(zip(NAMES, (output, *pull(arrays["d_output"].astype(output.dtype))), strict=True))
+
+
+run = jax.jit(plain_run, static_argnames=("path", "ramp", "rate"))
+
+
+def errors(found: dict, expected: dict) -> dict[str, float]:
+    """The largest error of each array, relative to its largest number."""
+    result = {}
+    for name, right in expected.items():
+        left, right = np.asarray(found[name], np.float64), np.asarray(right, np.float64)
+        assert left.shape == right.shape, name
+        largest = np.abs(right).max()
+        result[name] = float(np.abs(left - right).max() / (largest if largest else 1.0))
+    return result
+
+
+def spans(kind: str, shape: tuple[int, ...], limit: int, seed: int = 0) -> np.ndarray:
+    """z in positions."""
+    rng = np.random.default_rng(seed)
+    z = {
+        "zero": np.zeros(shape),
+        "full": np.full(shape, 1.0),
+        "any": rng.uniform(size=shape),
+        "one long": np.zeros(shape),
+    }
+    if kind == "one long":
+        z[kind][..., -1] = 0.93
+    return z[kind] * limit
+
+
+@pytest.fixture
+def two_stream_shards(monkeypatch):
+    """As many cores as give two shards of streams: with a device per core there is only one."""
+    monkeypatch.setattr(cpu, "_cores", lambda: 2 * jax.local_device_count())
+
+
+@pytest.mark.usefixtures("x64", "two_stream_shards")
+@pytest.mark.parametrize(
+    ("length", "limit", "ramp", "kind", "rate", "valid_length", "per_token"),
+    [
+        (16, 160, 8, "zero", 0.0, None, False),  # one chunk shorter than W
+        (130, 300, 32, "any", 0.3, None, False),  # padded to whole chunks
+        (256, 300, 32, "one long", 0.3, None, False),  # far tiles of full size
+        pytest.param(256, 300, 32, "full", 0.0, None, False, marks=pytest.mark.slow),
+        (256, 31, 5, "any", 0.3, None, True),  # S below W and below the segment
+        pytest.param(1, 300, 32, "any", 0.3, None, True, marks=pytest.mark.slow),  # one token, as in generation
+        (67, 200, 401, "any", 0.0, 0, False),  # R > S, empty memory masked
+        (192, 300, 32, "any", 0.3, 100, True),
+    ],
+)
+def test_same_as_plain(length, limit, ramp, kind, rate, valid_length, per_token):
+    arrays = draw(2, length, limit)
+    z = spans(kind, (2, length, 3) if per_token else (1, 1, 3), limit)
+    found, expected = (
+        run(path, arrays, z, None if valid_length is None else jnp.asarray(valid_length), ramp=ramp, rate=rate)
+        for path in (per_head, reference)
+    )
+    assert max(errors(found, expected).values()) < 1e-9
+
+
+# Each new shape compiles both paths, about two seconds; spans, seeds and dropout bits cost nothing.
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+@settings(max_examples=25, deadline=None)
+@given(
+    streams=st.integers(1, 3),
+    length=st.integers(1, 200),
+    limit=st.integers(1, 300),
+    ramp=st.integers(1, 80),
+    kind=st.sampled_from(["zero", "full", "any", "one long"]),
+    per_token=st.booleans(),
+    rate=st.sampled_from([0.0, 0.3]),
+    seed=st.integers(0, 99),
+)
+@example(streams=1, length=1, limit=1, ramp=1, kind="full", per_token=False, rate=0.0, seed=0)
+@example(streams=1, length=128, limit=129, ramp=1, kind="full", per_token=True, rate=0.3, seed=0)
+def test_same_as_plain_for_any_size(streams, length, limit, ramp, kind, per_token, rate, seed):
+    arrays = draw(streams, length, limit, seed=seed)
+    z = spans(kind, (streams, length, 3) if per_token else (1, 1, 3), limit, seed)
+    found, expected = (run(path, arrays, z, None, ramp=ramp, rate=rate) for path in (per_head, reference))
+    assert max(errors(found, expected).values()) < 1e-9
+
+
+@pytest.mark.usefixtures("x64")
+@settings(max_examples=30, deadline=None)
+@given(z=st.lists(st.floats(0, 300), min_size=3, max_size=3), seed=st.integers(0, 99))
+@example(z=[0.0, 0.0, 0.0], seed=0)
+@example(z=[300.0, 300.0, 300.0], seed=0)
+@example(z=[0.0, 300.0, 0.0], seed=0)
+@example(z=[31.0, 32.0, 33.0], seed=0)
+@example(z=[63.0, 64.0, 255.0], seed=0)
+def test_same_as_plain_for_any_span(z, seed):
+    arrays = draw(1, 128, 300, seed=seed)
+    z = np.array(z)[None, None, :]
+    found, expected = (run(path, arrays, z, None, ramp=32, rate=0.3) for path in (per_head, reference))
+    assert max(errors(found, expected).values()) < 1e-9
+
+
+# bfloat16 keeps 8 bits of each product's inputs; both paths round, at different places.
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 2e-5), (jnp.bfloat16, 6e-2)])
+def test_lower_precision_stays_near_float64(dtype, tolerance):
+    arrays = draw(2, 128, 300)
+    z = spans("any", (1, 1, 3), 300)
+    with jax.enable_x64(True):
+        expected = jax.device_get(run(reference, arrays, z, None, ramp=32, rate=0.3))
+    lower = {name: jnp.asarray(array, dtype) for name, array in arrays.items()}
+    found = run(per_head, lower, jnp.asarray(z, jnp.float32), None, ramp=32, rate=0.3)
+    assert max(errors(found, expected).values()) < tolerance
+
+
+def test_eight_devices_compute_what_one_computes():
+    arrays = draw(8, 64, 140, dtype=np.float32)
+    z = spans("any", (1, 1, 3), 140).astype(np.float32)
+    expected = jax.device_get(run(per_head, arrays, z, None, ramp=32, rate=0.3))
+    mesh = sharding.make_mesh()
+    assert mesh.size == 8
+    by_stream, everywhere = NamedSharding(mesh, PartitionSpec(sharding.STREAMS)), NamedSharding(mesh, PartitionSpec())
+    placed = {
+        name: jax.device_put(array, everywhere if name in ("key", "value", "positions") else by_stream)
+        for name, array in arrays.items()
+    }
+
+    def on_mesh(arrays, z):
+        with sharding.on_mesh(mesh):
+            return plain_run(per_head, arrays, z, None, ramp=32, rate=0.3)
+
+    found = jax.jit(on_mesh)(placed, jax.device_put(z, everywhere))
+    assert max(errors(found, expected).values()) < 1e-5
+
+
+def test_nothing_compiles_again_when_spans_move():
+    arrays = draw(1, 64, 140, dtype=np.float32)
+    traces = []
+
+    @jax.jit
+    def step(z):
+        traces.append(z.shape)
+        return plain_run(per_head, arrays, z, None, ramp=32, rate=0.0)
+
+    for kind in ("zero", "any", "one long", "full"):
+        jax.block_until_ready(step(spans(kind, (1, 1, 3), 140).astype(np.float32)))
+    assert len(traces) == 1
+
+
+@pytest.mark.usefixtures("x64")
+def test_nothing_comes_from_later_tokens_nor_from_the_token_itself():
+    # The backward pass is written by hand, so a gradient says nothing of the forward pass: both are asked.
+    length, limit = 70, 90
+    arrays = draw(1, length, limit)
+    z = spans("full", (1, 1, 3), limit)
+
+    @jax.jit
+    def output_and_gradient(segment, d_output):
+        changed = arrays | {"segment": segment, "d_output": d_output}
+        found = plain_run(per_head, changed, z, None, ramp=8, rate=0.0)
+        return found["output"], found["segment"]
+
+    output, _ = output_and_gradient(arrays["segment"], arrays["d_output"])
+    for query in (0, 1, 63, 64, 69):
+        d_output = np.zeros_like(arrays["d_output"])
+        d_output[:, query] = arrays["d_output"][:, query]
+        segment = arrays["segment"].copy()
+        segment[:, query:] += 1
+        other, _ = output_and_gradient(segment, d_output)
+        np.testing.assert_array_equal(other[:, : query + 1], output[:, : query + 1])
+        assert query == length - 1 or np.any(other[:, query + 1] != output[:, query + 1])
+        _, d_segment = output_and_gradient(arrays["segment"], d_output)
+        reached = np.abs(np.asarray(d_segment)).max(axis=(0, 2))
+        assert np.all(reached[query:] == 0)
+        assert np.all(reached[:query] > 0)
+
+
+@pytest.mark.parametrize("limit", [700, 90])
+def test_far_tiles_are_counted_as_they_are_computed(limit, monkeypatch):
+    config = tiny_config(model={"width": 12, "heads": 3}, span={"limit": limit, "ramp": 32}, train={"segment": 256})
+    arrays = draw(1, 256, limit, dtype=np.float32)
+    computed = []
+    accumulate = far_tile.accumulate
+
+    def counted(*arguments):
+        jax.debug.callback(lambda: computed.append(1))
+        return accumulate(*arguments)
+
+    monkeypatch.setattr(far_tile, "accumulate", counted)
+
+    @jax.jit
+    def forward(z):
+        return per_head.attend(
+            arrays["query"],
+            arrays["segment"],
+            LayerMemory.of(arrays["memory"]),
+            arrays["key"],
+            arrays["value"],
+            arrays["positions"],
+            z,
+            ramp=32,
+        )
+
+    for z in ([0.0, 0.0, 0.0], [40.0, 31.0, 32.0], [0.0, 420.5, 0.0], [90.0, 700.0, 95.0]):
+        computed.clear()
+        z_H = np.minimum(np.array(z, np.float32), limit)
+        jax.block_until_ready(forward(z_H[None, None, :]))
+        jax.effects_barrier()
+        assert len(computed) == int(flops.far_tiles(config, jnp.asarray(z_H)[None])[1].sum())
