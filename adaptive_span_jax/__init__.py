@@ -7,7 +7,7 @@ What a user imports (each only when it is first used: `import adaptive_span_jax`
     FixedSpan, AdaptiveSpan, DynamicSpan   its three kinds of span
     project                                puts learned spans back into [0, 1] after an update
 
-Rooms in reading order, which is also the way the data flows. Each imports only rooms above it:
+Rooms in reading order, which is also the way the data flows. Each imports only from rooms listed before it:
 
     config, errors   the fields of a run, checked; the error type that users see
     runtime/         the machine: mesh and shardings, hosts, cores, storage, locks, signals, terminal
@@ -16,8 +16,8 @@ Rooms in reading order, which is also the way the data flows. Each imports only 
     checkpoint/      trees of arrays ↔ sealed folders
     training/        a step as a pure function, the loop around it, evaluation, metrics
     inference/       weights that do not change: KV cache, decoder, sampling, scoring, compression
-    report/          the paper's figures and tables, of any run
-    planning/        memory and time on machines that are not here
+    report/          the paper's figures and tables, for any run
+    planning/        estimates for hardware you do not have
     interop/         the published PyTorch checkpoints
     commands/, cli   one file per --mode; flags → config → command
 
@@ -25,7 +25,7 @@ Array names end in the letters of their axes:
 
     B streams · T positions of a segment · S the span limit · J keys · M rows of memory or of a ring · D model width
     H heads · K width of a head · F feed-forward width · V vocabulary · L layers · N chunks of C queries · W near window
-    P rows of the padded position table, of which a tile reads Y · E a head's key and value side by side
+    P rows of the padded position table · Y those that one tile reads · E a head's key and value, concatenated
 """
 
 import importlib

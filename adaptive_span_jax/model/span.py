@@ -46,7 +46,17 @@ def soft_mask(distance: jax.Array, z: jax.Array, ramp: int) -> jax.Array:
     The paper has R + z − x; the published code, which we follow, has one more, so that z = 0 leaves exactly R non-zero
     positions.
     """
-    return _clip_to_unit((ramp + z + 1 - distance) / ramp)
+    return _clip_to_unit(_rest(distance, z, ramp) / ramp)
+
+
+def on_ramp(distance: jax.Array, z: jax.Array, ramp: int) -> jax.Array:
+    """Where `soft_mask` has a derivative with respect to z, which is 1/R there: for gradients written by hand."""
+    rest = _rest(distance, z, ramp)
+    return (rest >= 0) & (rest <= ramp)
+
+
+def _rest(distance: jax.Array, z: jax.Array, ramp: int) -> jax.Array:
+    return ramp + z + 1 - distance
 
 
 def reach(z: Array, ramp: int, limit: int) -> Array:

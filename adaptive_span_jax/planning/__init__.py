@@ -1,4 +1,4 @@
-"""Machines that are not here: does a run fit, and how long does a step take.
+"""Estimates for hardware you do not have: does a run fit in memory, and how long does a step take?
 
 In: a config and a topology (`v5e:2x4`, `a100:8`). Out: memory from the vendor's own compiler, and estimates. Start with
 `fit.py`; `topology.py` makes compile-only devices, `roofline.py` estimates times.

@@ -1,4 +1,4 @@
-"""Which array lives where. The only file that knows devices: everything else is written for whole arrays.
+"""Which array lives where. The only file that decides sharding: everything else is written for whole arrays.
 
 The mesh has two axes, `data` and `fsdp`. Streams are independent of each other, so batches and memory are split by
 stream over both. Parameters and optimizer state are replicated over `data` and sharded over `fsdp` by one rule:

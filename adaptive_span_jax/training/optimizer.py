@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from adaptive_span_jax.config import TrainConfig
 from adaptive_span_jax.model.transformer import LAYERS
 
-EPSILON = 1e-10
+EPSILON = 1e-10  # of the root of G, and of the norm in clipping
 
 
 class AdagradState(NamedTuple):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from adaptive_span_jax.model.dropout import Dropout
+from adaptive_span_jax.model.span import on_ramp, soft_mask
 
 
 class Running(NamedTuple):
@@ -32,21 +33,17 @@ class Pairs(NamedTuple):
 
     def mask(self, ramp: int) -> jax.Array:
         """m_z(x), and 0 where the pair is not visible."""
-        return jnp.where(self.visible, jnp.clip(self._rest(ramp) / ramp, 0, 1), 0)
+        return jnp.where(self.visible, soft_mask(self.distance.astype(self.z.dtype), self.z, ramp), 0)
 
     def on_ramp(self, ramp: int) -> jax.Array:
-        """Where the mask has a non-zero derivative: a closed interval, as in span.py."""
-        rest = self._rest(ramp)
-        return self.visible & (rest >= 0) & (rest <= ramp)
+        """Where the mask has a derivative with respect to z; it is 1/R there."""
+        return self.visible & on_ramp(self.distance.astype(self.z.dtype), self.z, ramp)
 
     def drop(self, weight: jax.Array) -> jax.Array:
         """The weights after dropout."""
         if self.dropout is None:
             return weight
         return weight * self.dropout.at(self.distance).scale().astype(weight.dtype)
-
-    def _rest(self, ramp: int) -> jax.Array:
-        return ramp + self.z + 1 - self.distance.astype(self.z.dtype)
 
 
 class SoftmaxGradients(NamedTuple):
