@@ -93,8 +93,10 @@ def test_published_settings(name, row):
     found = {
         **{field: getattr(config.model, field) for field in ("layers", "width", "heads", "feedforward", "dropout")},
         **{field: getattr(config.span, field) for field in ("limit", "penalty")},
-        **{"segment": config.train.segment, "warmup": config.train.warmup_steps},
-        **{"steps": config.train.steps, "cooldown": config.train.cooldown_start},
+        "segment": config.train.segment,
+        "warmup": config.train.warmup_steps,
+        "steps": config.train.steps,
+        "cooldown": config.train.cooldown_start,
     }
     assert found == {field: float(value) for field, value in row.items() if field != "source"}
     # The same in all of them.

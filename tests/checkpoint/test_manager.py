@@ -19,7 +19,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import adaptive_span_jax
-from adaptive_span_jax.checkpoint import manager, sealing
+from adaptive_span_jax.checkpoint import sealing
 from adaptive_span_jax.checkpoint.manager import Checkpoints
 from adaptive_span_jax.commands import train
 from adaptive_span_jax.data.segments import Position, Streams
