@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
@@ -98,14 +99,17 @@ def check_versions() -> str:
     return f"Python {platform.python_version()}, {listed}"
 
 
-def check_sum(mesh: Mesh) -> str:
-    """Has every device add its share to one sum: a broken device or network shows here, not an hour later."""
+def check_sum(mesh: Mesh, add: Callable[[jax.Array], jax.Array] = jnp.sum) -> str:
+    """Has every device add its share to one sum: a broken device or network shows here, not an hour later.
+
+    `add` is what the devices compute; tests pass one that is wrong.
+    """
     started = time.perf_counter()
     shape = (mesh.size,)
     ones = jax.make_array_from_callback(
         shape, sharding.by_stream(mesh, mesh.size), lambda index: np.ones(shape, np.float32)[index]
     )
-    total = float(jax.jit(lambda numbers: numbers.sum(), out_shardings=sharding.replicated(mesh))(ones))
+    total = float(jax.jit(add, out_shardings=sharding.replicated(mesh))(ones))
     if total != mesh.size:
         raise UserError(
             f"{terminal.counted(mesh.size, 'device')} added up 1 each and found {total}; restart the machine"
