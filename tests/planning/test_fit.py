@@ -150,6 +150,7 @@ def printed_estimates(text: str) -> dict[str, list[float]]:
     return {setting: [float(cell.replace(",", "")) for cell in cells] for setting, *cells in rows}
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_fit_is_sized_and_gets_a_remedy_that_does(planned):
     code, text = planned("enwik8_large", usable=10 * GIB)
     assert code == 1
