@@ -153,6 +153,7 @@ def _span_axis(axes: matplotlib.axes.Axes, span: np.ndarray, ramp: int, limit: i
         axes.set(ylabel="span (positions, log scale)", ylim=(low / space, high * space))
     else:
         space = max(0.12 * (high - low), 1.0)
+        axes.yaxis.set_major_locator(MaxNLocator(8, integer=True))  # labels have no decimals
         axes.set(ylabel="span (positions)", ylim=(low - space, high + space))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     for value, name, near, arrow, edge in (
