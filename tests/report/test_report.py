@@ -243,10 +243,6 @@ def test_the_axis_of_spans_fits_them(history):
     drawing = draw(np.array([[0.0, 3.0], [20.0, 60.0]]), 32, 2048)
     low, high = drawing.figure.axes[0].get_ylim()
     assert 20 < low < 32 < 92 < high < 105
-    figure = draw(np.array([[0.0, 0.8, 0.4], [17.8, 17.0, 0.0], [12.0, 2.1, 4.5]]), 32, 2048).figure
-    figure.canvas.draw()
-    ticks = figure.axes[0].get_yticks()
-    assert_array_equal(ticks, np.round(ticks), "labels are whole numbers")
     assert "S = 2,048 ↑" in drawing.svg()
     assert ">R = 32<" in drawing.svg()
     drawing = draw(np.array([[1000.0, 1500.0], [2000.0, 2048.0]]), 32, 2048)
