@@ -38,7 +38,7 @@ def _one_of(*names: str) -> Rule:
     return Rule(f"it must be one of {', '.join(names)}", lambda value: value in names)
 
 
-ATTENTION_PATHS = ("per_head", "plain")
+ATTENTION_PATHS = ("auto", "fused", "per_head", "plain")
 _POSITIVE = Rule("it must be above 0 and finite", lambda value: 0 < value < math.inf)
 _SEED = Rule("it must be between 0 and 2**32 - 1", lambda value: 0 <= value < 2**32)
 _POSITIONS = Rule("it must be between 1 and 2**20 positions", lambda value: 1 <= value <= 2**20)
@@ -87,8 +87,9 @@ class ModelConfig:
         mutable=True,
     )
     attention: str = _field(
-        "per_head",
-        "per_head (cost follows each head's span) | plain (the reference: the same numbers, slow and obvious)",
+        "auto",
+        "auto (fused on TPUs where the sizes allow, else per_head) | fused (Pallas kernels for TPUs) | per_head (any "
+        "platform) | plain (the reference: the same numbers, slow and obvious)",
         _one_of(*ATTENTION_PATHS),
         mutable=True,
     )

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 # Knuth's multiplicative constant: spreads consecutive indices over all 32 bits before they are XORed into the word.
-_SPREAD = 0x9E3779B1
+SPREAD = 0x9E3779B1
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["word", "stream_B"], meta_fields=["rate"])
@@ -36,7 +36,7 @@ class Dropout:
 
     def at(self, index: jax.Array | int) -> "Dropout":
         """The dropout with an index folded in (a layer, a place in it), or an array of indices, one per element."""
-        return dataclasses.replace(self, word=_fold(self.word, jnp.asarray(index)))
+        return dataclasses.replace(self, word=mix(self.word ^ spread(jnp.asarray(index))))
 
     def streams(self, count: int) -> jax.Array:
         """The numbers of the `count` streams of the batch."""
@@ -44,16 +44,21 @@ class Dropout:
 
     def scale(self) -> jax.Array:
         """0 where dropped, 1 / (1 − rate) where kept, for every element of the word."""
-        kept = self.word >= jnp.uint32(round(self.rate * 2**32))
-        return jnp.where(kept, jnp.float32(1 / (1 - self.rate)), jnp.float32(0))
+        return jnp.where(kept(self.word, self.rate), jnp.float32(1 / (1 - self.rate)), jnp.float32(0))
 
 
-def _fold(word: jax.Array, index: jax.Array) -> jax.Array:
-    return _mix(word ^ (index.astype(jnp.uint32) * jnp.uint32(_SPREAD) + jnp.uint32(1)))
+def spread(index: jax.Array) -> jax.Array:
+    """An index as it is XORed into a word."""
+    return index.astype(jnp.uint32) * jnp.uint32(SPREAD) + jnp.uint32(1)
 
 
-def _mix(word: jax.Array) -> jax.Array:
-    # A 32-bit finaliser: xor-shifts and odd multiplications, each invertible, so that no two words collide.
+def mix(word: jax.Array) -> jax.Array:
+    """A 32-bit finalizer: xor-shifts and odd multiplications, each invertible, so that no two words collide."""
     word = (word ^ (word >> 16)) * jnp.uint32(0x85EBCA6B)
     word = (word ^ (word >> 13)) * jnp.uint32(0xC2B2AE35)
     return word ^ (word >> 16)
+
+
+def kept(word: jax.Array, rate: float) -> jax.Array:
+    """Whether dropout at this rate keeps the elements with these words."""
+    return word >= jnp.uint32(round(rate * 2**32))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from adaptive_span_jax.model.attention import per_head, reference
+from adaptive_span_jax.model.attention import paths, reference
 from adaptive_span_jax.model.dropout import Dropout
 from adaptive_span_jax.model.linear import linear
 from adaptive_span_jax.model.memory import LayerMemory, shift_in
@@ -40,7 +40,7 @@ class SpanAttention(nnx.Module):
         span: Span,
         *,
         ramp: int = 32,
-        plain: bool = False,
+        path: str = "auto",
         rngs: nnx.Rngs,
         dtype: DTypeLike = jnp.float32,
     ):
@@ -51,7 +51,7 @@ class SpanAttention(nnx.Module):
         self.output_HKD = uniform(rngs.params(), (*shape[1:], width), width, dtype)
         self.span = span
         self.ramp = ramp
-        self.plain = plain
+        self.path = path  # one of config.ATTENTION_PATHS
 
     def __call__(
         self,
@@ -80,14 +80,15 @@ class SpanAttention(nnx.Module):
         """(output_BTD, z_BTH in positions), for a memory that the caller advances."""
         dtype = hidden_BTD.dtype
         z_BTH = self.span(hidden_BTD)
-        path = reference if self.plain else per_head
+        width, heads, _ = self.key_DHK.shape
+        path = paths.path(self.path, hidden_BTD.shape[1], width, heads, memory.limit, memory.ring, dtype)
         output_BTHK = path.attend(
             self._query(hidden_BTD),
             hidden_BTD,
             memory,
             self.key_DHK[...].astype(dtype),
             self.value_DHK[...].astype(dtype),
-            positions_SK.astype(dtype),
+            positions_SK,
             z_BTH,
             ramp=self.ramp,
             valid_length=valid_length,

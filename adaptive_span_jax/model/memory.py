@@ -38,7 +38,7 @@ class Memory(NamedTuple):
     @classmethod
     def zeros(cls, layers: int, streams: int, limit: int, segment: int, width: int, dtype: DTypeLike) -> "Memory":
         """The memory of streams that have seen nothing, for segments of one length."""
-        rows = _ring(limit, segment) + _whole_segments(MIRRORED, segment)
+        rows = ring_rows(limit, segment) + _whole_segments(MIRRORED, segment)
         zero = jnp.zeros((), jnp.int32)
         return cls(jnp.zeros((layers, streams, rows, width), dtype), zero, zero)
 
@@ -49,7 +49,7 @@ class Memory(NamedTuple):
         write, and write in place; otherwise it copies the whole memory in every step.
         """
         segment = inputs_LBTD.shape[2]
-        ring = _ring(limit, segment)
+        ring = ring_rows(limit, segment)
         new = inputs_LBTD.astype(self.hidden_LBMD.dtype)
         mirror = jnp.where(self.end < self.hidden_LBMD.shape[2] - ring, ring + self.end, self.end)
         hidden_LBMD = self.hidden_LBMD
@@ -61,7 +61,7 @@ class Memory(NamedTuple):
 
     def layer(self, index: jax.Array | int, limit: int, segment: int) -> "LayerMemory":
         """One layer's memory, as a segment of this length reads it."""
-        return LayerMemory(self.hidden_LBMD, self.end, jnp.asarray(index), limit, _ring(limit, segment))
+        return LayerMemory(self.hidden_LBMD, self.end, jnp.asarray(index), limit, ring_rows(limit, segment))
 
 
 @functools.partial(
@@ -82,6 +82,10 @@ class LayerMemory:
         """The memory in a plain array, oldest position first."""
         limit, zero = memory_BSD.shape[1], jnp.zeros((), jnp.int32)
         return cls(memory_BSD[None], zero, zero, limit, limit)
+
+    def with_stream_axis(self, axis: Any) -> "LayerMemory":
+        """For a tree that has an axis of streams in place of each array: that of the hidden states is `axis`."""
+        return dataclasses.replace(self, hidden_LBMD=axis)
 
     def block(self, back: jax.Array | int, size: int) -> jax.Array:
         """The `size` positions, at most MIRRORED, that start `back` positions before the segment: block_BJD."""
@@ -113,7 +117,8 @@ def shift_in(memory_BSD: jax.Array, segment_BTD: jax.Array) -> jax.Array:
     return both[:, -memory_BSD.shape[1] :]
 
 
-def _ring(limit: int, segment: int) -> int:
+def ring_rows(limit: int, segment: int) -> int:
+    """How many rows the ring has: S, rounded up to whole segments."""
     return _whole_segments(limit, segment)
 
 

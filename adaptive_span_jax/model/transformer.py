@@ -157,7 +157,7 @@ def _layer(config: Config, rngs: nnx.Rngs) -> Layer:
         sizes.heads,
         make_span(config.span, sizes.width, sizes.heads, dtype),
         ramp=config.span.ramp,
-        plain=sizes.attention == "plain",
+        path=sizes.attention,
         rngs=rngs,
         dtype=dtype,
     )

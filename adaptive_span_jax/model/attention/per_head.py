@@ -57,7 +57,7 @@ def attend(
         memory=memory,
         key_DHK=key_DHK,
         value_DHK=value_DHK,
-        table_PK=skew.pad_table(positions_SK, MARGIN),
+        table_PK=skew.pad_table(positions_SK.astype(segment_BTD.dtype), MARGIN),
         z_BHT1=_pad_positions(jnp.moveaxis(z_BTH, 2, 1)[..., None].astype(accum_dtype), 2, padding),
         stream_B=jnp.arange(streams) if dropout is None else dropout.streams(streams),
         valid_length=valid_length,

@@ -68,7 +68,8 @@ def weights(
     # Sums over many positions are accumulated in float32 at least, whatever the compute dtype.
     accum_dtype = jnp.promote_types(query_BTHK.dtype, jnp.float32)
     content_BHTJ = jnp.einsum("BTHK,BJHK->BHTJ", query_BTHK, key_BJHK, preferred_element_type=accum_dtype)
-    position_BHTS = jnp.einsum("BTHK,SK->BHTS", query_BTHK, positions_SK[::-1], preferred_element_type=accum_dtype)
+    furthest_first_SK = positions_SK[::-1].astype(query_BTHK.dtype)
+    position_BHTS = jnp.einsum("BTHK,SK->BHTS", query_BTHK, furthest_first_SK, preferred_element_type=accum_dtype)
     # The paper's Eq. 1 has no scale; the published code scales content and position alike.
     score_BHTS = (band_by_distance(content_BHTJ) + position_BHTS) / math.sqrt(head_width)
 

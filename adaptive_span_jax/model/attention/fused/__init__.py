@@ -1,0 +1,39 @@
+"""The attention of one layer as two fused Pallas kernels for TPUs, one forward and one backward.
+
+**The walk.** A program handles one stream and one head. All queries of the segment stay in VMEM, in blocks of 128. The
+program walks away from them by distance: step d handles the distances 128 d + 1 … 128 d + 128 of every query at once.
+For query c of a block, these are the 128 keys that end d blocks and one position before it, so they lie in two
+neighboring key blocks. Cell [c, j] of the step's tile holds the one key that stands in column j of either:
+
+              key block i − d − 1   key block i − d             the tile of query block i in step d
+    query 0   ■ ■ ■ ■ ■ ■ ■ ■       · · · · · · · ·             ▒ ▒ ▒ ▒ ▒ ▒ ▒ ▒
+          1   · ■ ■ ■ ■ ■ ■ ■       ■ · · · · · · ·             ■ ▒ ▒ ▒ ▒ ▒ ▒ ▒       ■ j < c: block i − d
+          2   · · ■ ■ ■ ■ ■ ■       ■ ■ · · · · · ·      →      ■ ■ ▒ ▒ ▒ ▒ ▒ ▒       ▒ else:  block i − d − 1
+          3   · · · ■ ■ ■ ■ ■       ■ ■ ■ · · · · ·             ■ ■ ■ ▒ ▒ ▒ ▒ ▒
+
+- *Content scores* come by key block. The product with block i − d was computed in the step before, as its newer half, so
+  each step computes one product and selects: the carried scores where j < c, the new ones elsewhere.
+- *Position scores* come by distance: one product with the 128 rows of the position table for this step, whose row c is
+  then rolled right by c, a single instruction (tiles.skew).
+- *Mask and dropout* depend on (c, j, d) alone, so one mask serves all query blocks.
+- *Values* need whole key blocks. The weights right of the diagonal are carried to the next step, where they complete
+  the tile of their key block. The backward pass carries score gradients the same way.
+
+There are no half-empty tiles on a diagonal: a head of reach r takes exactly ⌈r / 128⌉ steps. All but the last one or two
+of them lie within the span and need no mask.
+
+**Cost.** A head of reach 64 or less, like most heads of a trained model, takes a path without steps or carries: every
+query looks at 128 keys. Others pay a fixed price to set up and to finish, and the same for every step. So a head that
+reads 4,000 positions costs about twenty times one that reads 40; docs/performance.md has the cycles.
+
+**Memory.** Every head reads the newest 128 positions of memory, so XLA projects them together with the segment. Older
+blocks are copied from the ring in HBM ahead of their step, by the heads that reach them, and are projected for that
+head inside the kernel.
+
+Read sizes.py (how far each head walks), tiles.py (operations on one tile), program.py (what both kernels share), then
+forward.py and backward.py. attention.py puts them behind the signature of the reference.
+"""
+
+from adaptive_span_jax.model.attention.fused.attention import attend, unsupported
+
+__all__ = ["attend", "unsupported"]

@@ -1,0 +1,522 @@
+"""The backward kernel: gradients of queries, keys, values, projections, position table and z.
+
+It walks like the forward kernel and computes every weight again, from its score and the query's log-sum-exp. Given
+that, a step's gradients depend on no other step. While the vector units turn the scores of step d into gradients, the
+matrix units compute the scores of step d + 1 and project the memory block that step d + 2 reads.
+
+Gradients of queries, keys, values and table are accumulated transposed, [K, 128]: then the tiles of score gradients are
+the stationary operands of every product, and only K rows stream past them. A key block's gradient is complete when the
+last query block has passed it. That of the segment is written out. That of memory has nowhere to go but to the
+projections, so it is multiplied with the block's hidden states on the spot.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from adaptive_span_jax.model.attention.fused import layout
+from adaptive_span_jax.model.attention.fused.program import Blocks, Program, Ref, Scalars, rows
+from adaptive_span_jax.model.attention.fused.sizes import BLOCK, SHORT, Sizes
+from adaptive_span_jax.model.attention.fused.tiles import (
+    TILE,
+    column,
+    dot,
+    dot_t,
+    flip,
+    in_newer_block,
+    iota,
+    skew,
+    unskew_flipped,
+)
+
+# Blocks of hidden states that are kept: for the steps ahead, and until the gradient of their keys is complete.
+_HIDDEN_BLOCKS = 16
+
+# Where the ramp ends the mask is 0 but its derivative is not, and the score there is unbounded.
+_LARGEST_EXPONENT = math.log2(float(jnp.finfo(jnp.float32).max)) / 2
+
+
+class Residuals(NamedTuple):
+    """What the backward kernel reads besides the forward kernel's operands."""
+
+    output_BTQ: jax.Array
+    log_sum_BH1T: jax.Array
+    d_output_BTQ: jax.Array
+
+
+class Gradients(NamedTuple):
+    """What it writes. Keys, weights of keys and the table are still to be scaled by 1/√K where they are float32."""
+
+    query_BTQ: jax.Array
+    segment_BTE: jax.Array
+    newest_BJE: jax.Array
+    weights_HED: jax.Array  # of all memory blocks but the newest; float32, [H, 2 · rows, D]
+    table_XKJ: jax.Array  # float32
+    z_BH1T: jax.Array  # float32
+
+
+class _Scratch(NamedTuple):
+    """VMEM of a program, as in forward.py. _t: transposed, [rows, 128]."""
+
+    hidden_XJD: Ref
+    semaphore_X: Ref
+    distance: Ref
+    spread: Ref
+    step_spread: Ref
+    query_I: Ref
+    d_output_I: Ref  # in the lanes of values
+    query_t_I: Ref
+    query_flipped_t_I: Ref  # its columns in the order of `tiles.flip`
+    d_output_t_I: Ref
+    word_I: Ref
+    log_sum_I: Ref
+    d_dot_I: Ref  # Σ d_output·output
+    kv: Ref
+    key_t: Ref  # like kv
+    next_kv: Ref  # of the next step's newest block
+    next_key_t: Ref
+    position_I: Ref
+    content_I: Ref
+    d_content_I: Ref  # the gradient of weights with the older key block of the next step
+    score_I: Ref
+    d_weight_I: Ref
+    d_score_I: Ref  # of the current step; right of the diagonal they are still to be used by the next
+    weight_I: Ref  # the same for weights after dropout
+    d_score_tile_I: Ref  # whole tiles of one key block, in the compute dtype
+    weight_tile_I: Ref
+    d_position_I: Ref  # score gradients by distance, rows flipped
+    d_query_t_I: Ref
+    d_query_flipped_t_I: Ref  # the part of the position scores
+    d_kv_t: Ref  # like kv
+    d_z_I: Ref
+
+    @staticmethod
+    def shapes(sizes: Sizes, dtype: jnp.dtype, memory_dtype: jnp.dtype) -> "_Scratch":
+        def tile(dtype: jnp.dtype | type = jnp.float32) -> Ref:
+            return pltpu.VMEM((sizes.blocks, *TILE), dtype)
+
+        def transposed(count: int, rows: int, dtype: jnp.dtype | type) -> Ref:
+            return pltpu.VMEM((count, rows, BLOCK), dtype)
+
+        blocks, height, lanes = sizes.blocks, sizes.rows, 2 * sizes.part
+        return _Scratch(
+            hidden_XJD=pltpu.VMEM((_HIDDEN_BLOCKS, BLOCK, sizes.width), memory_dtype),
+            semaphore_X=pltpu.SemaphoreType.DMA((_HIDDEN_BLOCKS,)),
+            distance=pltpu.VMEM(TILE, jnp.float32),
+            spread=pltpu.VMEM(TILE, jnp.uint32),
+            step_spread=pltpu.VMEM(TILE, jnp.uint32),
+            query_I=tile(dtype),
+            d_output_I=tile(dtype),
+            query_t_I=transposed(blocks, height, dtype),
+            query_flipped_t_I=transposed(blocks, height, dtype),
+            d_output_t_I=transposed(blocks, height, dtype),
+            word_I=tile(jnp.uint32),
+            log_sum_I=tile(),
+            d_dot_I=tile(),
+            kv=pltpu.VMEM((sizes.slots, BLOCK, lanes), dtype),
+            key_t=transposed(sizes.slots, height, dtype),
+            next_kv=pltpu.VMEM((BLOCK, lanes), dtype),
+            next_key_t=pltpu.VMEM((height, BLOCK), dtype),
+            position_I=tile(),
+            content_I=tile(),
+            d_content_I=tile(),
+            score_I=tile(),
+            d_weight_I=tile(),
+            d_score_I=tile(),
+            weight_I=tile(dtype),
+            d_score_tile_I=tile(dtype),
+            weight_tile_I=tile(dtype),
+            d_position_I=tile(dtype),
+            d_query_t_I=transposed(blocks, height, jnp.float32),
+            d_query_flipped_t_I=transposed(blocks, height, jnp.float32),
+            d_kv_t=transposed(sizes.slots, 2 * height, jnp.float32),
+            d_z_I=tile(),
+        )
+
+
+def backward(sizes: Sizes, scalars: Scalars, inputs: layout.Operands, residuals: Residuals) -> Gradients:
+    """The gradients, given that of the output."""
+    query_BTQ = inputs.query_BTQ
+    weights = (sizes.heads, 2 * sizes.rows, sizes.width)
+    table = (sizes.distance_blocks, sizes.rows, BLOCK)
+    found = pl.pallas_call(
+        functools.partial(_kernel, sizes),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(scalars),
+            grid=(sizes.streams, sizes.heads),
+            in_specs=[
+                *layout.operand_specs(sizes),
+                *Residuals(layout.by_stream(sizes), layout.by_query(sizes), layout.by_stream(sizes)),
+            ],
+            out_specs=list(
+                Gradients(
+                    query_BTQ=layout.by_stream(sizes),
+                    segment_BTE=layout.by_head(sizes, sizes.segment),
+                    newest_BJE=layout.by_head(sizes, BLOCK),
+                    weights_HED=layout.resident(weights),
+                    table_XKJ=layout.resident(table),
+                    z_BH1T=layout.by_query(sizes),
+                )
+            ),
+            scratch_shapes=list(_Scratch.shapes(sizes, query_BTQ.dtype, inputs.memory_LBMD.dtype)),
+        ),
+        out_shape=list(
+            Gradients(
+                *(_like(array) for array in (query_BTQ, inputs.segment_BTE, inputs.newest_BJE)),
+                weights_HED=jax.ShapeDtypeStruct(weights, jnp.float32),
+                table_XKJ=jax.ShapeDtypeStruct(table, jnp.float32),
+                z_BH1T=_like(residuals.log_sum_BH1T),
+            )
+        ),
+        compiler_params=layout.compiler_params(),
+        interpret=sizes.interpret,
+        name="span_backward",
+    )(*scalars, *inputs, *residuals)
+    return Gradients(*found)
+
+
+def _like(array: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+
+def _kernel(sizes: Sizes, *refs: Ref) -> None:
+    parts = []
+    for kind in (Scalars, layout.Operands, Residuals, Gradients, _Scratch):
+        parts.append(kind(*refs[: len(kind._fields)]))
+        refs = refs[len(kind._fields) :]
+    program = _Backward(sizes, *parts)
+    pl.when(program.is_first)(program.first)
+    pl.when(program.full < 0)(program.short_head)
+    pl.when(program.full >= 0)(program.long_head)
+
+
+class _Backward(Program):
+    def __init__(
+        self,
+        sizes: Sizes,
+        scalars: Scalars,
+        inputs: layout.Operands,
+        residuals: Residuals,
+        grads: Gradients,
+        s: _Scratch,
+    ):
+        blocks = Blocks(inputs.memory_LBMD, s.hidden_XJD, s.semaphore_X)
+        super().__init__(sizes, scalars, inputs.weights_DE, blocks, s.distance, s.spread)
+        self.inputs, self.residuals, self.grads, self.s = inputs, residuals, grads, s
+        self.dtype = inputs.query_BTQ.dtype
+        self.packed = sizes.part < BLOCK  # keys and values share a register
+
+    def first(self) -> None:
+        """Also clears what all programs add to, and hidden states that are multiplied with zeros."""
+        for ref in (self.grads.weights_HED, self.grads.table_XKJ, self.s.hidden_XJD):
+            ref[...] = jnp.zeros(ref.shape, ref.dtype)
+        super().first()  # starts a copy into the hidden states
+
+    # ------------------------------------------------------------------------------------------------- a short head
+
+    def short_head(self) -> None:
+        """A head of reach 64 or less, as in forward.py."""
+        s, blocks = self.s, range(self.sizes.blocks)
+        self._prepare()
+        s.step_spread[...] = self.spread[...]
+        masks = self.masks(jnp.int32(0), self.inputs.z_BH1T)
+        for i in blocks:
+            self._position_scores(jnp.int32(0), i)
+        for i in blocks:
+            content, d_weight = self._short_products(i)
+            s.score_I[i] = content + s.position_I[i]
+            s.d_weight_I[i] = d_weight
+        for i in blocks:
+            d_score, weight = self._softmax_gradients(i, masks[i])
+            s.d_score_tile_I[i], s.weight_tile_I[i] = d_score.astype(self.dtype), weight.astype(self.dtype)
+            s.d_position_I[i] = unskew_flipped(d_score, self.sizes.interpret).astype(self.dtype)
+        self._short_keys_and_values()
+        for i in blocks:
+            self._write_query(i, self._short_query(i))
+        self._to_table(0)
+        self.start_next_program()
+
+    def _short_products(self, i: int) -> tuple[jax.Array, jax.Array]:
+        """Content scores and gradients of weights, of both halves of a query block with the keys that each sees."""
+        found = [
+            self._products(i, keys, slice(number * SHORT, (number + 1) * SHORT))
+            for number, keys in enumerate(layout.short_keys(self.inputs, i))
+        ]
+        return jnp.concatenate([found[0][0], found[1][0]]), jnp.concatenate([found[0][1], found[1][1]])
+
+    def _short_query(self, i: int) -> jax.Array:
+        """The gradient of a query block."""
+        s = self.s
+        first, second = layout.short_keys(self.inputs, i)
+        d_score = s.d_score_tile_I[i]
+        content = [dot(d_score[:SHORT], layout.key(first)), dot(d_score[SHORT:], layout.key(second))]
+        position_t = dot_t(self.inputs.table_XKJ[0][: self.sizes.rows], s.d_position_I[i])
+        return jnp.concatenate(content) + flip(jnp.transpose(_to_tile(position_t)))
+
+    def _short_keys_and_values(self) -> None:
+        """The first half of a query block reads columns 64 … 127 from the key block before its own."""
+        s = self.s
+        older = (iota(0) < SHORT) & (iota(1) >= SHORT)
+        own: list[jax.Array] = []
+        for i in range(self.sizes.blocks):
+            pairs = ((s.query_t_I[i], s.d_score_tile_I[i]), (s.d_output_t_I[i], s.weight_tile_I[i]))
+            before = [dot(rows_t, _select(older, tile, self.dtype)) for rows_t, tile in pairs]
+            if i:
+                self._write_segment(i - 1, own[0] + before[0], own[1] + before[1])
+            else:
+                self.grads.newest_BJE[0] = self._keys_and_values(*before)
+            own = [dot(rows_t, _select(~older, tile, self.dtype)) for rows_t, tile in pairs]
+        self._write_segment(self.sizes.blocks - 1, *own)
+
+    # ------------------------------------------------------------------------------------------------- a long head
+
+    def long_head(self) -> None:
+        """A head that walks: full steps, masked steps, and the last step, which also finishes what is carried."""
+        self.start_copies()
+        self._begin()
+        lax.fori_loop(0, self.full, lambda step, _: self._step(step, masked=False), None)
+        lax.fori_loop(self.full, self.steps - 1, lambda step, _: self._step(step, masked=True), None)
+        self._end(self.steps - 1)
+
+    def _begin(self) -> None:
+        s, blocks = self.s, range(self.sizes.blocks)
+        self._prepare()
+        self._hold(-1, self.inputs.newest_BJE[0])
+        for i in blocks:
+            self._hold(i, self.inputs.segment_BTE[0, rows(i), :])
+            s.content_I[i], s.d_content_I[i] = self._products(i, s.kv[i])
+            for ref in (s.d_score_I, s.weight_I, s.d_query_t_I, s.d_query_flipped_t_I):
+                ref[i] = jnp.zeros(ref.shape[1:], ref.dtype)
+        s.d_kv_t[...] = jnp.zeros(s.d_kv_t.shape, jnp.float32)
+        for i in blocks:
+            self._position_scores(jnp.int32(0), i)
+        for i in blocks:
+            self._scores(jnp.int32(0), i)
+        self.wait(1)
+        self._project(1)
+
+    def _step(self, step: jax.Array, *, masked: bool) -> None:
+        s, blocks = self.s, range(self.sizes.blocks)
+        self.advance_copies(step)
+        s.step_spread[...] = self.spread_distance(step)
+        self._to_weights_if_memory(step)
+        s.kv[self._at(-2 - step)], s.key_t[self._at(-2 - step)] = s.next_kv[...], s.next_key_t[...]
+        self._project(step + 2)
+        masks = self.masks(step, self.inputs.z_BH1T) if masked else [None] * len(blocks)
+        for i in blocks:
+            self._position_scores(step + 1, i)
+        for i in blocks:
+            self._score_gradients(i, masks[i])
+            self._scores(step + 1, i)
+            self._through_tile(step, i)
+            self._through_position(step, i)
+        self._to_table(step)
+        self._to_segment_if_complete(step)
+
+    def _end(self, step: jax.Array) -> None:
+        s, blocks = self.s, range(self.sizes.blocks)
+        s.step_spread[...] = self.spread_distance(step)
+        masks = self.masks(step, self.inputs.z_BH1T)
+        for i in blocks:
+            self._score_gradients(i, masks[i])
+        self._to_weights_if_memory(step)
+        for i in blocks:
+            self._through_tile(step, i)
+            self._through_position(step, i)
+        self._to_table(step)
+        self._deliver(self.sizes.blocks - 1 - step)
+        for i in blocks:
+            s.d_score_tile_I[i] = _select(~in_newer_block(), s.d_score_I[i], self.dtype)
+            s.weight_tile_I[i] = _select(~in_newer_block(), s.weight_I[i], self.dtype)
+        for i in blocks:
+            self._through_tile(step + 1, i)
+        for i in blocks:
+            d_query = jnp.transpose(_to_tile(s.d_query_t_I[i]))
+            self._write_query(i, d_query + flip(jnp.transpose(_to_tile(s.d_query_flipped_t_I[i]))))
+            self._deliver(i - step - 1)
+        self.start_next_program()
+
+    # ------------------------------------------------------------------------------------------ scores and gradients
+
+    def _prepare(self) -> None:
+        """What both kinds of head need of each query block."""
+        s, sizes = self.s, self.sizes
+        lane = sizes.part % BLOCK
+        # With weights and d_dot scaled like this, dropout needs no scale of its own.
+        scale = 1 / (1 - sizes.dropout)
+        for i in range(sizes.blocks):
+            query = self.take(self.inputs.query_BTQ, i, 0)
+            d_output = self.take(self.residuals.d_output_BTQ, i, lane)
+            output = self.take(self.residuals.output_BTQ, i, lane)
+            d_dot = jnp.sum(d_output * output, axis=1, keepdims=True) * (1 / scale)
+            s.d_dot_I[i] = jnp.broadcast_to(d_dot, TILE)
+            s.log_sum_I[i] = column(self.residuals.log_sum_BH1T[0, 0, :, rows(i)]) - math.log2(scale)
+            s.query_I[i], s.d_output_I[i] = query.astype(self.dtype), d_output.astype(self.dtype)
+            s.query_t_I[i] = jnp.transpose(query)[: sizes.rows].astype(self.dtype)
+            s.query_flipped_t_I[i] = jnp.transpose(flip(query))[: sizes.rows].astype(self.dtype)
+            s.d_output_t_I[i] = jnp.transpose(d_output)[lane : lane + sizes.rows].astype(self.dtype)
+            s.word_I[i] = self.query_words(i)
+            s.d_z_I[i] = jnp.zeros(TILE, jnp.float32)
+
+    def _products(self, i: int, kv: jax.Array, part: slice = slice(0, BLOCK)) -> tuple[jax.Array, jax.Array]:
+        """(content scores, gradients of weights) of queries with a key block, in one product where a register does."""
+        query, d_output = self.s.query_I[i, part], self.s.d_output_I[i, part]
+        if not self.packed:
+            return dot_t(query, layout.key(kv)), dot_t(d_output, layout.value(kv))
+        both = dot_t(jnp.concatenate([query, d_output]), kv)
+        return both[: query.shape[0]], both[query.shape[0] :]
+
+    def _position_scores(self, step: jax.Array, i: int) -> None:
+        table = self.inputs.table_XKJ[jnp.minimum(step, self.sizes.distance_blocks - 1)]
+        self.s.position_I[i] = skew(dot(self.s.query_I[i], table), self.sizes.interpret)
+
+    def _scores(self, step: jax.Array, i: int) -> None:
+        """Scores and gradients of weights of a step: carried ones in the newer key block, new ones in the older."""
+        s = self.s
+        content, d_content = self._products(i, s.kv[self._at(i - step - 1)])
+        s.score_I[i] = jnp.where(in_newer_block(), s.content_I[i], content) + s.position_I[i]
+        s.d_weight_I[i] = jnp.where(in_newer_block(), s.d_content_I[i], d_content)
+        s.content_I[i], s.d_content_I[i] = content, d_content
+
+    def _softmax_gradients(self, i: int, masks: tuple[jax.Array, jax.Array] | None) -> tuple[jax.Array, jax.Array]:
+        """(gradients of scores, weights after dropout) of the current step."""
+        s = self.s
+        exponent = s.score_I[i] - s.log_sum_I[i]
+        if masks is not None:
+            exponent = jnp.minimum(exponent, _LARGEST_EXPONENT)
+        weight = jnp.exp2(exponent)
+        kept = weight
+        if self.sizes.dropout:
+            kept = jnp.where(self.kept(s.word_I[i], s.step_spread[...]), weight, 0.0)
+        d_score = kept * s.d_weight_I[i] - weight * s.d_dot_I[i]
+        if masks is None:
+            return d_score, kept
+        mask, has_derivative = masks
+        s.d_z_I[i] += has_derivative * d_score
+        return mask * d_score, mask * kept
+
+    def _score_gradients(self, i: int, masks: tuple[jax.Array, jax.Array] | None) -> None:
+        """The tiles that the products of this step need: by key block, with what the step before left, and by distance."""
+        s = self.s
+        d_score, weight = self._softmax_gradients(i, masks)
+        newer = in_newer_block()
+        s.d_score_tile_I[i] = jnp.where(newer, d_score, s.d_score_I[i]).astype(self.dtype)
+        s.weight_tile_I[i] = jnp.where(newer, weight, s.weight_I[i].astype(jnp.float32)).astype(self.dtype)
+        s.d_score_I[i], s.weight_I[i] = d_score, weight.astype(self.dtype)
+        s.d_position_I[i] = unskew_flipped(s.d_score_I[i], self.sizes.interpret).astype(self.dtype)
+
+    # ------------------------------------------------------------------------------------- from tiles to what they are of
+
+    def _through_tile(self, step: jax.Array, i: int) -> None:
+        """Adds a tile's part to the gradients of its key block, and of its queries by content."""
+        s, height = self.s, self.sizes.rows
+        at = self._at(i - step)
+        d_key_t, d_value_t = dot(s.query_t_I[i], s.d_score_tile_I[i]), dot(s.d_output_t_I[i], s.weight_tile_I[i])
+        if i == 0:  # the first to read this block, if it is of memory
+            s.d_kv_t[at, :height], s.d_kv_t[at, height:] = d_key_t, d_value_t
+        else:
+            s.d_kv_t[at, :height] += d_key_t
+            s.d_kv_t[at, height:] += d_value_t
+        s.d_query_t_I[i] += dot_t(s.key_t[at], s.d_score_tile_I[i])
+
+    def _through_position(self, step: jax.Array, i: int) -> None:
+        s = self.s
+        s.d_query_flipped_t_I[i] += dot_t(self.inputs.table_XKJ[step][: self.sizes.rows], s.d_position_I[i])
+
+    def _to_table(self, step: jax.Array | int) -> None:
+        s = self.s
+        parts = [dot(s.query_flipped_t_I[i], s.d_position_I[i]) for i in range(self.sizes.blocks)]
+        self.grads.table_XKJ[step] += sum(parts[1:], parts[0])
+
+    def _to_weights_if_memory(self, step: jax.Array) -> None:
+        """The key block that the step before completed, if it is of memory: without a branch, which would be longer."""
+        block = self.sizes.blocks - step
+        self._to_weights(block, jnp.where(block < -1, self.s.d_kv_t[self._at(block)], 0.0))
+
+    def _to_segment_if_complete(self, step: jax.Array) -> None:
+        """The key block that this step has completed, if its gradient is to be written."""
+        block = self.sizes.blocks - 1 - step
+
+        @pl.when(block >= -1)
+        def _() -> None:
+            self._deliver_segment(block)
+
+    def _deliver(self, block: jax.Array) -> None:
+        """The gradient of a complete key block, to where it belongs."""
+
+        @pl.when(block >= -1)
+        def _() -> None:
+            self._deliver_segment(block)
+
+        @pl.when(block < -1)
+        def _() -> None:
+            self._to_weights(block, self.s.d_kv_t[self._at(block)])
+
+    def _to_weights(self, block: jax.Array, d_kv_t: jax.Array) -> None:
+        self.grads.weights_HED[self.head] += dot(d_kv_t.astype(self.dtype), self.hidden(-1 - block))
+
+    def _deliver_segment(self, block: jax.Array) -> None:
+        d_kv_t, height = self.s.d_kv_t[self._at(block)], self.sizes.rows
+
+        @pl.when(block >= 0)
+        def _() -> None:
+            self._write_segment(block, d_kv_t[:height], d_kv_t[height:])
+
+        @pl.when(block < 0)
+        def _() -> None:
+            self.grads.newest_BJE[0] = self._keys_and_values(d_kv_t[:height], d_kv_t[height:])
+
+    def _write_segment(self, block: jax.Array | int, d_key_t: jax.Array, d_value_t: jax.Array) -> None:
+        at = block * BLOCK
+        at = at if isinstance(at, int) else pl.multiple_of(at, BLOCK)
+        self.grads.segment_BTE[0, pl.ds(at, BLOCK), :] = self._keys_and_values(d_key_t, d_value_t)
+
+    def _keys_and_values(self, d_key_t: jax.Array, d_value_t: jax.Array) -> jax.Array:
+        """The gradient of a key block as it is written: [128, E]."""
+        parts = [d_key_t * (1 / math.sqrt(self.sizes.head_width)), d_value_t]
+        parts = [_pad_rows(part.astype(self.dtype), self.sizes.part) for part in parts]
+        if self.packed:
+            return jnp.transpose(jnp.concatenate(parts))
+        return jnp.concatenate([jnp.transpose(part) for part in parts], axis=1)
+
+    def _write_query(self, i: int, d_query: jax.Array) -> None:
+        """Also the gradient of z. Keys and table are scaled to scores in base 2, gradients are not."""
+        self.put(self.grads.query_BTQ, i, 0, d_query * math.log(2))
+        d_z = jnp.sum(jnp.transpose(self.s.d_z_I[i]), axis=0, keepdims=True)
+        self.grads.z_BH1T[0, 0, :, rows(i)] = d_z * (1 / self.sizes.ramp)
+
+    # --------------------------------------------------------------------------------------------------------- keys
+
+    def _project(self, step: jax.Array | int) -> None:
+        self.s.next_kv[...] = self.project(step)
+        self.s.next_key_t[...] = self._key_t(self.s.next_kv[...])
+
+    def _hold(self, block: int, kv: jax.Array) -> None:
+        self.s.kv[self._at(block)] = kv
+        self.s.key_t[self._at(block)] = self._key_t(kv)
+
+    def _key_t(self, kv: jax.Array) -> jax.Array:
+        return jnp.transpose(layout.key(kv))[: self.sizes.rows]
+
+    def _at(self, block: jax.Array | int) -> jax.Array | int:
+        return block & (self.sizes.slots - 1)
+
+
+def _select(where: jax.Array, tile: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """The tile where a condition holds, else 0."""
+    return jnp.where(where, tile.astype(jnp.float32), 0.0).astype(dtype)
+
+
+def _to_tile(transposed: jax.Array) -> jax.Array:
+    return _pad_rows(transposed, BLOCK)
+
+
+def _pad_rows(array: jax.Array, count: int) -> jax.Array:
+    missing = count - array.shape[0]
+    return jnp.concatenate([array, jnp.zeros((missing, array.shape[1]), array.dtype)]) if missing else array

@@ -1,0 +1,196 @@
+"""What a program of either kernel has: its place in the grid, its head's lanes, mask, dropout bits and memory blocks."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from adaptive_span_jax.model import dropout
+from adaptive_span_jax.model.attention.fused.sizes import BLOCK, Sizes
+from adaptive_span_jax.model.attention.fused.tiles import column, distances, dot, iota
+from adaptive_span_jax.model.span import on_ramp, soft_mask
+
+Ref = Any
+
+# Copies of memory blocks under way at a time: a step is shorter than the latency of HBM.
+_AHEAD = 4
+
+
+class Scalars(NamedTuple):
+    """Prefetched to scalar memory, before the first program starts."""
+
+    place: Ref  # int32: the layer, the ring's row after the newest, the valid length of memory
+    steps_H: Ref  # see sizes.Walk
+    full_H: Ref
+    z_H: Ref  # float32, where z does not differ between tokens
+    word_N: Ref  # uint32: dropout's word with stream and head folded in, N = stream · H + head
+
+
+class Blocks(NamedTuple):
+    """Memory blocks on their way into a program."""
+
+    memory_LBMD: Ref  # in HBM
+    hidden_XJD: Ref  # a ring of X blocks in VMEM
+    semaphore_X: Ref
+
+
+def rows(block: int) -> slice:
+    """The rows of a query block."""
+    return slice(block * BLOCK, (block + 1) * BLOCK)
+
+
+class Program:
+    """One stream and one head."""
+
+    def __init__(self, sizes: Sizes, scalars: Scalars, weights_DE: Ref, blocks: Blocks, distance: Ref, spread: Ref):
+        self.sizes, self.scalars, self.weights_DE, self.blocks = sizes, scalars, weights_DE, blocks
+        self.distance, self.spread = distance, spread  # constant tiles, see `first`
+        # Read here: inside a loop's body the compiler does not know them.
+        self.stream, self.head = pl.program_id(0), pl.program_id(1)
+        self.steps, self.full = scalars.steps_H[self.head], scalars.full_H[self.head]
+
+    @property
+    def is_first(self) -> jax.Array:
+        """Whether this program runs before all others: what it writes to scratch stays there for them."""
+        return (self.stream == 0) & (self.head == 0)
+
+    def first(self) -> None:
+        """What the first program does before anything else."""
+        self.distance[...] = distances().astype(jnp.float32)
+        self.spread[...] = dropout.spread(distances())
+        self._start(self.stream, self.head, 1)
+
+    # ------------------------------------------------------------------------------------------ the head's own lanes
+
+    def take(self, ref: Ref, block: int, lane: int) -> jax.Array:
+        """The head's lanes of a query block, moved to start at `lane`, zeros beside them; ref is [1, T, H·K]."""
+        first, count = self._lanes()
+        tile = pltpu.roll(self._read(ref, block, 0), self._rotation(lane - first), 1)
+        if count > 1:
+            behind = pltpu.roll(self._read(ref, block, 1), self._rotation(lane - first), 1)
+            tile = jnp.where(iota(1) - lane + first < BLOCK, tile, behind)
+        return jnp.where(_between(iota(1) - lane, 0, self.sizes.head_width), tile, 0.0)
+
+    def put(self, ref: Ref, block: int, lane: int, tile: jax.Array) -> None:
+        """The inverse of `take`: other heads' lanes stay as they are."""
+        first, count = self._lanes()
+        tile = pltpu.roll(tile, self._rotation(first - lane), 1)
+        for number in range(count):
+            mine = _between(iota(1) + number * BLOCK - first, 0, self.sizes.head_width)
+            merged = jnp.where(mine, tile, self._read(ref, block, number))
+            ref[0, rows(block), self._aligned(ref, number)] = merged.astype(ref.dtype)
+
+    def _lanes(self) -> tuple[jax.Array, int]:
+        """(the head's first lane within a register, how many registers it may stretch over)."""
+        width = self.sizes.head_width
+        return lax.rem(self.head * width, BLOCK), 1 if BLOCK % width == 0 else 2
+
+    def _read(self, ref: Ref, block: int, number: int) -> jax.Array:
+        return ref[0, rows(block), self._aligned(ref, number)].astype(jnp.float32)
+
+    def _aligned(self, ref: Ref, number: int) -> Any:
+        register = jnp.minimum(lax.div(self.head * self.sizes.head_width, BLOCK) + number, ref.shape[2] // BLOCK - 1)
+        return pl.ds(pl.multiple_of(register * BLOCK, BLOCK), BLOCK)
+
+    def _rotation(self, lanes: jax.Array | int) -> jax.Array:
+        return lax.rem(lanes + 2 * BLOCK, BLOCK)
+
+    # --------------------------------------------------------------------------------------------- mask and dropout
+
+    def masks(self, step: jax.Array, z_ref: Ref) -> list[tuple[jax.Array, jax.Array]]:
+        """For each query block of a step: the mask, and 1 where it has a derivative with respect to z."""
+        sizes = self.sizes
+        count = sizes.blocks if sizes.per_token or sizes.masks_empty else 1
+        found = [self._mask(step, z_ref, block) for block in range(count)]
+        return found * (sizes.blocks // count)
+
+    def _mask(self, step: jax.Array, z_ref: Ref, block: int) -> tuple[jax.Array, jax.Array]:
+        sizes = self.sizes
+        z = column(z_ref[0, 0, :, rows(block)]) if sizes.per_token else self.scalars.z_H[self.head]
+        distance = self.distance[...] + (step * BLOCK).astype(jnp.float32)
+        visible = distance <= sizes.limit
+        if sizes.masks_empty:
+            query = (iota(0) + block * BLOCK).astype(jnp.float32)
+            visible = visible & (distance - query <= self.scalars.place[2].astype(jnp.float32))
+        mask = jnp.where(visible, soft_mask(distance, z, sizes.ramp), 0.0)
+        return mask, jnp.where(visible & on_ramp(distance, z, sizes.ramp), 1.0, 0.0)
+
+    def query_words(self, block: int) -> jax.Array:
+        """Dropout's words of a block of queries, the same in every lane."""
+        word = self.scalars.word_N[self.stream * self.sizes.heads + self.head]
+        return dropout.mix(word ^ dropout.spread(iota(0) + block * BLOCK))
+
+    def spread_distance(self, step: jax.Array) -> jax.Array:
+        """The distances of a step, as dropout folds them into a word: `spread` is linear in them."""
+        return self.spread[...] + step.astype(jnp.uint32) * jnp.uint32(BLOCK * dropout.SPREAD % 2**32)
+
+    def kept(self, word: jax.Array, spread: jax.Array) -> jax.Array:
+        """Which weights dropout keeps."""
+        return dropout.kept(dropout.mix(word ^ spread), self.sizes.dropout)
+
+    # -------------------------------------------------------------------------------------------------- memory blocks
+    #
+    # Step n reads the key blocks i − n and i − n − 1, so the block that it reads first is n + 1 blocks back. That of
+    # step 0 comes projected; those of steps 1, 2, … are copied from the ring. The copy for step 1 is started by the
+    # program before, those for the next steps when the program begins, and each step starts one more.
+
+    def start_copies(self) -> None:
+        """At the beginning of a program that takes steps."""
+        for step in range(2, 1 + _AHEAD):
+            self._start(self.stream, self.head, step)
+
+    def advance_copies(self, step: jax.Array) -> None:
+        """In each step but the last: the block for the step after the next is there, one more is on its way."""
+        self._start(self.stream, self.head, step + 1 + _AHEAD)
+        self.wait(step + 2)
+
+    def start_next_program(self) -> None:
+        """At the end of a program."""
+        last = self.head == self.sizes.heads - 1
+        stream, head = jnp.where(last, self.stream + 1, self.stream), jnp.where(last, 0, self.head + 1)
+
+        @pl.when(stream < self.sizes.streams)
+        def _() -> None:
+            self._start(stream, head, 1)
+
+    def wait(self, step: jax.Array | int) -> None:
+        """Waits for the copy of a step's block, if the head takes that step."""
+
+        @pl.when(step < self.steps)
+        def _() -> None:
+            self._copy(self.stream, step).wait()
+
+    def hidden(self, step: jax.Array | int) -> jax.Array:
+        """A step's memory block."""
+        return self.blocks.hidden_XJD[self._slot(step)].astype(self.weights_DE.dtype)
+
+    def project(self, step: jax.Array | int) -> jax.Array:
+        """The keys and values of a step's memory block: [128, E]. Keys are scaled like those of the segment."""
+        lanes = 2 * self.sizes.part
+        first = pl.multiple_of(self.head * lanes, BLOCK)
+        projected = dot(self.hidden(step), self.weights_DE[:, pl.ds(first, lanes)])
+        scale = jnp.where(iota(1, (1, lanes)) < self.sizes.part, self.sizes.score_scale, 1.0)
+        return (projected * scale).astype(self.weights_DE.dtype)
+
+    def _start(self, stream: jax.Array, head: jax.Array, step: jax.Array | int) -> None:
+        @pl.when(step < self.scalars.steps_H[head])
+        def _() -> None:
+            self._copy(stream, step).start()
+
+    def _copy(self, stream: jax.Array, step: jax.Array | int) -> Any:
+        layer, end = self.scalars.place[0], self.scalars.place[1]
+        row = end - BLOCK * (step + 1)
+        row = pl.multiple_of(jnp.where(row < 0, row + self.sizes.ring, row), BLOCK)
+        slot = self._slot(step)
+        source = self.blocks.memory_LBMD.at[layer, stream, pl.ds(row, BLOCK), :]
+        return pltpu.make_async_copy(source, self.blocks.hidden_XJD.at[slot], self.blocks.semaphore_X.at[slot])
+
+    def _slot(self, step: jax.Array | int) -> jax.Array | int:
+        return step & (self.blocks.hidden_XJD.shape[0] - 1)
+
+
+def _between(number: jax.Array, low: jax.Array | int, high: jax.Array | int) -> jax.Array:
+    return (number >= low) & (number < high)
