@@ -45,20 +45,47 @@ def spans(config: Config, setting: str) -> np.ndarray:
 def show(setting: str, step: cycles.StepCount, chip: Chip) -> None:
     """Prints one setting's parts and most expensive operations."""
     clock, total = cycles.clock(chip), step.total
-    terminal.say(
-        f"\nspans: {setting}: {total.cycles / 1e6:.2f} M cycles, {total.cycles / clock * 1e3:.2f} ms at "
-        f"{clock / 1e9:.2f} GHz, MXUs busy {cycles.mxu_share(total):.0%}"
+    with_hbm = step.with_hbm(chip)
+    terminal.show_block(
+        f"\nspans: {setting}",
+        {
+            "schedule": f"{total.cycles / 1e6:.2f} M cycles, {_milliseconds(total.cycles, clock)} "
+            f"at {clock / 1e9:.2f} GHz",
+            "MXUs": f"{total.mxu_share:.0%} of their limit: {total.mxu_cycles / 1e6:.2f} M cycles of products",
+            "HBM": f"{total.hbm_bytes / 1e9:.2f} GB, {_milliseconds(total.hbm_cycles(chip), clock)} at "
+            f"{chip.bandwidth / 1e9:,.0f} GB/s",
+            "both": f"{with_hbm / 1e6:.2f} M cycles, {_milliseconds(with_hbm, clock)} "
+            "if each operation takes as long as its schedule or its traffic",
+            "assumed": f"{step.assumed().cycles / 1e6:.2f} M of the cycles are of operations with loops counted once",
+        },
     )
-    rows = [
-        [part, f"{each.cycles:,.0f}", f"{each.cycles / total.cycles:.1%}", f"{cycles.mxu_share(each):.0%}"]
-        for part, each in step.parts().items()
-    ]
-    terminal.show_table(["part", "cycles", "of the step", "MXUs busy"], rows)
-    rows = [
-        [each.name, each.part, f"{each.runs:,.0f}", f"{each.count.cycles:,.0f}", f"{cycles.mxu_share(each.count):.0%}"]
+    rows = [[part, "", *_cells(each, total, chip)] for part, each in step.parts().items()]
+    rows += [
+        [f"{each.name} ({each.part})", f"{each.runs:,.0f}", *_cells(each.cost, total, chip)]
         for each in step.most_expensive(MOST_EXPENSIVE)
     ]
-    terminal.show_table(["most expensive operation", "part", "runs", "cycles", "MXUs busy"], rows)
+    terminal.show_table(["part, or operation", "runs", "cycles", "of the step", "MXU limit", "HBM cycles"], rows)
+
+
+def show_kernels(compiled: dump.Dump) -> None:
+    """Prints what the pieces of the attention kernels take."""
+    found = cycles.kernels(compiled)
+    if not found:
+        terminal.say("attention: XLA path, no kernel")
+        return
+    pieces = ("call", "program", "short", "fixed", "full", "masked")
+    rows = [[name, *(f"{getattr(cost, piece).cycles:,.0f}" for piece in pieces)] for name, cost in found.items()]
+    headings = ["a call", "a program", "short head", "long head", "full step", "masked step"]
+    terminal.show_table(["cycles of the kernel", *headings], rows)
+
+
+def _milliseconds(count: float, clock: float) -> str:
+    return f"{count / clock * 1e3:.2f} ms"
+
+
+def _cells(cost: cycles.Cost, total: cycles.Cost, chip: Chip) -> list[str]:
+    share = f"{cost.cycles / total.cycles:.1%}"
+    return [f"{cost.cycles:,.0f}", share, f"{cost.mxu_share:.0%}", f"{cost.hbm_cycles(chip):,.0f}"]
 
 
 def main() -> None:
@@ -73,6 +100,7 @@ def main() -> None:
     config, machine = read_config(arguments.config), Machine.parse(arguments.topology)
     compiled = dump.compile_step(config, machine)
     chips = int(np.prod(machine.shape))
+    show_kernels(compiled)
     totals = {}
     for setting in [arguments.spans] if arguments.spans else SPANS:
         step = cycles.count_step(config, compiled, spans(config, setting), chips)

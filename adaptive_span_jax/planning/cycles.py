@@ -7,7 +7,7 @@ and turns of the attention kernel (`kernel_turns`). Not counted: waiting for HBM
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -35,10 +35,10 @@ PARTS = (DENSE, FORWARD, BACKWARD, LAYERS, OUTSIDE, COLLECTIVES, CONTROL)
 
 # The kernel walks distances in blocks of this many; heads that reach no further than _SHORT take a branch of their own.
 _BLOCK, _SHORT = 128, 64
-_KERNEL = "tpu_custom_call"
+# How the program's text names what is counted.
+_LAYER_SCOPE, _BACKWARD_SCOPE, _ATTENTION_SCOPE = "jvp(", "transpose(", "shard_map"
+_COLLECTIVE_OPCODES = ("all-", "reduce-scatter", "collective-")
 _FORWARD_KERNELS, _BACKWARD_KERNELS = ("span_forward", "span_fwd"), ("span_backward", "span_bwd")
-# Turns of a grid loop beyond its programs: copies for the first program start before it, those of the last end after.
-_MOST_PIPELINE_TURNS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +63,8 @@ def kernel_turns(z_LH: np.ndarray, ramp: int, limit: int) -> KernelTurns:
 class KernelCost:
     """What the pieces of an attention kernel take; a program is one head of one stream."""
 
-    call: Count  # once a call: before and after the grid, and what only the first program does
-    turn: Count  # every turn of the grid
-    turns: int  # of the grid
+    programs: int  # of one call
+    call: Count  # once a call: around the programs, and what only the first program does
     program: Count  # every program, whatever its branch
     short: Count  # a program of a short head
     fixed: Count  # another program, besides its steps
@@ -75,32 +74,32 @@ class KernelCost:
     @classmethod
     def of(cls, schedule: Block) -> "KernelCost":
         """Recognizes the pieces by their structure: a grid loop, two opposite branches, two loops in one of them."""
-        grids = [part for part in schedule.parts if isinstance(part, Loop) and _value_loops(part.body)]
-        if len(grids) != 1 or grids[0].turns is None:
-            raise ScheduleError(
-                f"expected one grid loop with constant turns around the kernel's loops, found {len(grids)}"
-            )
-        [grid] = grids
-        turn, body = Count(), grid.body
-        # The grid's own bundles, down to the block that has the two opposite branches.
+        call, block = Count(), schedule
+        while isinstance(grid := _around_value_loops(block), Branch):
+            call += _without(block, [grid])
+            block = grid.body
+        if grid.turns is None:
+            raise ScheduleError("expected a grid loop with constant turns around the kernel's loops")
+        call += _without(block, [grid])
+        # Down to the block that has the two opposite branches. Some turns of the grid only start or end copies.
+        programs, body = float(grid.turns), grid.body
         while (found := _alternatives(body)) is None:
-            inner = [part for part in body.parts if _value_loops(part.body)]
-            if len(inner) != 1 or not isinstance(inner[0], Branch):
+            inner = _around_value_loops(body)
+            if isinstance(inner, Loop):
                 raise ScheduleError("expected the kernel's loops in one of two opposite branches of a program")
-            turn += _without(body, inner)
-            body = inner[0].body
+            call += _without(body, [inner]) * programs
+            programs *= inner.share
+            body = inner.body
         first, second = found
         long, short = (first, second) if _value_loops(first.body) else (second, first)
         loops = _value_loops(long.body)
         if len(loops) != 2 or _value_loops(short.body):
             raise ScheduleError(f"expected two loops in the long branch and none in the short one, found {len(loops)}")
-        # Before the two branches, only the first program does something conditionally: it starts the copies.
-        start = body.parts.index(first)
-        setup = [part for part in body.parts[:start] if isinstance(part, Branch)]
+        # What a program does conditionally before the two branches, only the first one does: it starts the copies.
+        setup = [part for part in body.parts[: body.parts.index(first)] if isinstance(part, Branch)]
         return cls(
-            call=_without(schedule, [grid]) + sum((count(part.body) for part in setup), Count()),
-            turn=turn,
-            turns=grid.turns,
+            programs=round(programs),
+            call=call + sum((count(part.body) for part in setup), Count()),
             program=_without(body, [first, second, *setup]),
             short=count(short.body),
             fixed=_without(long.body, loops),
@@ -111,28 +110,56 @@ class KernelCost:
     def total(self, turns: KernelTurns, streams: int) -> Count:
         """What one call takes, on average over the layers."""
         layers, heads = turns.short_LH.shape
-        if not 0 <= self.turns - streams * heads <= _MOST_PIPELINE_TURNS:
-            raise ScheduleError(f"the kernel's grid has {self.turns} turns for {streams} streams × {heads} heads")
-        programs = streams / layers
+        if self.programs != streams * heads:
+            raise ScheduleError(f"the kernel's grid has {self.programs} programs for {streams} streams × {heads} heads")
+        times = streams / layers
         return (
             self.call
-            + self.turn * self.turns
-            + self.program * (programs * turns.short_LH.size)
-            + self.short * (programs * turns.short_LH.sum())
-            + self.fixed * (programs * (~turns.short_LH).sum())
-            + self.full * (programs * turns.full_LH.sum())
-            + self.masked * (programs * turns.masked_LH.sum())
+            + self.program * self.programs
+            + self.short * (times * turns.short_LH.sum())
+            + self.fixed * (times * (~turns.short_LH).sum())
+            + self.full * (times * turns.full_LH.sum())
+            + self.masked * (times * turns.masked_LH.sum())
         )
 
 
 @dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a part of the step takes of one chip."""
+
+    cycles: float = 0
+    mxu_cycles: float = 0  # in which all MXUs would have to work
+    hbm_bytes: float = 0  # read and written
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.cycles + other.cycles, self.mxu_cycles + other.mxu_cycles, self.hbm_bytes + other.hbm_bytes)
+
+    @property
+    def mxu_share(self) -> float:
+        """The share of the MXUs' limit that is reached."""
+        return self.mxu_cycles / self.cycles if self.cycles else 0.0
+
+    def hbm_cycles(self, chip: Chip) -> float:
+        """Cycles that moving the bytes takes at the chip's bandwidth."""
+        return self.hbm_bytes * clock(chip) / chip.bandwidth
+
+
+@dataclasses.dataclass(frozen=True)
 class Operation:
-    """An operation of the program and what it takes in one step."""
+    """An operation of the program; an empty schedule is that of a copy that runs beside other operations."""
 
     name: str
     part: str
-    runs: float
-    count: Count  # of all runs
+    runs: float  # in one step
+    cost: Cost  # of all runs
+    assumed: bool = False  # whether loops whose turns are not known were counted as one turn
+
+    @classmethod
+    def of(cls, name: str, part: str, runs: float, counted: Count, hbm_bytes: float) -> "Operation":
+        """An operation from what one run takes: its bundles, but no less than its products take the MXUs."""
+        mxu_cycles = counted.rows / _ROWS_PER_CYCLE
+        cost = Cost(runs * max(counted.cycles, mxu_cycles), runs * mxu_cycles, runs * hbm_bytes)
+        return cls(name, part, runs, cost, bool(counted.unknown))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,21 +169,26 @@ class StepCount:
     operations: list[Operation]
 
     @property
-    def total(self) -> Count:
+    def total(self) -> Cost:
         """The whole step."""
-        return sum((operation.count for operation in self.operations), Count())
+        return _sum(self.operations)
 
-    def parts(self) -> dict[str, Count]:
+    def parts(self) -> dict[str, Cost]:
         """The step by parts."""
-        return {part: sum((each.count for each in self.operations if each.part == part), Count()) for part in PARTS}
+        return {part: _sum(each for each in self.operations if each.part == part) for part in PARTS}
 
     def most_expensive(self, number: int) -> list[Operation]:
         """The operations that take the most cycles, the first the most."""
-        return sorted(self.operations, key=lambda operation: -operation.count.cycles)[:number]
+        return sorted(self.operations, key=lambda operation: -operation.cost.cycles)[:number]
 
-    def assumed(self) -> list[Operation]:
-        """Operations in which loops whose turns are not known were counted as one turn."""
-        return [each for each in self.operations if each.count.unknown]
+    def assumed(self) -> Cost:
+        """What operations take in which some loops were counted as one turn."""
+        return _sum(each for each in self.operations if each.assumed)
+
+    def with_hbm(self, chip: Chip) -> float:
+        """Cycles of the step if each operation takes as long as its schedule or its traffic, whichever is longer."""
+        each = sum(max(one.cost.cycles, one.cost.hbm_cycles(chip)) for one in self.operations if one.cost.cycles)
+        return max(each, self.total.hbm_cycles(chip))
 
 
 def clock(chip: Chip) -> float:
@@ -164,21 +196,41 @@ def clock(chip: Chip) -> float:
     return chip.bfloat16_flops / (2 * _MULTIPLY_ADDS[chip.name])
 
 
-def mxu_share(counted: Count) -> float:
-    """The share of the cycles for which the MXUs have work."""
-    return counted.rows / _ROWS_PER_CYCLE / counted.cycles if counted.cycles else 0.0
-
-
 def count_step(config: Config, dump: Dump, z_LH: np.ndarray, chips: int) -> StepCount:
     """The cycles of one chip's training step at these spans."""
     return StepCount(list(_Counter(config, dump, z_LH, chips).operations()))
 
 
+def kernels(dump: Dump) -> dict[str, KernelCost]:
+    """The pieces of the program's attention kernels, by name; none on the XLA path."""
+    names = (
+        instruction.name
+        for computation in dump.program.computations.values()
+        for instruction in computation.values()
+        if hlo.KERNEL in instruction.attributes
+    )
+    return {name: KernelCost.of(dump.schedules[name]) for name in names}
+
+
+def _sum(operations: Iterable[Operation]) -> Cost:
+    return sum((operation.cost for operation in operations), Cost())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """A computation of the program: how often it runs in a step, and where."""
+
+    computation: str
+    runs: float
+    in_layer: bool = False
+    far: str | None = None  # in the far loops: the part of the step they belong to
+
+
 class _Counter:
-    """Walks the program from its entry; `runs` is how often the computation at hand is run in a step."""
+    """Walks the program from its entry."""
 
     def __init__(self, config: Config, dump: Dump, z_LH: np.ndarray, chips: int):
-        self._layers = config.model.layers
+        self._config = config
         self._streams = config.train.batch_size // chips // config.train.grad_accum_steps
         self._program, self._schedules = dump.program, dump.schedules
         self._far = _FarTurns.of(config, z_LH)
@@ -187,75 +239,99 @@ class _Counter:
 
     def operations(self) -> Iterator[Operation]:
         """All operations of the program."""
-        return self._walk(self._program.entry, 1.0, in_layer=False)
+        return self._walk(_Place(self._program.entry, 1.0))
 
-    def _walk(self, computation: str, runs: float, *, in_layer: bool) -> Iterator[Operation]:
-        instructions = self._program.computations[computation]
-        for instruction in instructions.values():
+    def _walk(self, place: _Place) -> Iterator[Operation]:
+        for instruction in self._program.computations[place.computation].values():
             if instruction.opcode == "while":
-                yield from self._loop(instruction, runs, in_layer=in_layer)
-            elif instruction.opcode in ("call", "conditional"):
+                for inner in self._loop(instruction, place):
+                    yield from self._walk(inner)
+            elif instruction.opcode in ("call", "conditional") or instruction.opcode.startswith("async-"):
                 raise ScheduleError(f"{instruction.name}: {instruction.opcode} instructions are not understood")
             elif instruction.name in self._schedules:
-                yield self._operation(instruction, runs, in_layer=in_layer)
-        yield from self._between(computation, runs)
+                yield self._operation(instruction, place)
+            elif instruction.opcode in hlo.PREFETCH:
+                part = place.far or (LAYERS if place.in_layer else OUTSIDE)
+                moved = self._program.traffic(instruction, place.computation)
+                yield Operation.of(instruction.name, part, place.runs, Count(), moved)
+        yield from self._between(place)
 
-    def _between(self, computation: str, runs: float) -> Iterator[Operation]:
+    def _between(self, place: _Place) -> Iterator[Operation]:
         """The scalar code between the operations of a computation."""
-        found = {self._control[name] for name in self._program.computations[computation] if name in self._control}
-        if found:
-            counts = sum((Count(each.own.cycles) for each in found), Count())
-            yield Operation(f"between operations of {computation}", CONTROL, runs, counts * runs)
+        names = self._program.computations[place.computation]
+        blocks = {id(block): block for name in names if (block := self._control.get(name))}
+        cycles = sum(block.own.cycles for block in blocks.values())
+        if cycles:
+            yield Operation.of(f"between operations of {place.computation}", CONTROL, place.runs, Count(cycles), 0)
 
-    def _loop(self, loop: hlo.Instruction, runs: float, *, in_layer: bool) -> Iterator[Operation]:
+    def _loop(self, loop: hlo.Instruction, place: _Place) -> Iterator[_Place]:
+        """What a loop repeats: its body, or if that has the far loops of a layer in it, all of theirs."""
+        if place.far:
+            return  # comes with the outermost
         turns, body = self._program.turns(loop), self._program.body(loop)
-        if turns is not None:
-            yield from self._walk(body, runs * turns, in_layer=in_layer or turns == self._layers)
-            return
-        if not in_layer:
-            raise ScheduleError(f"the turns of {loop.name} depend on values, and it is not in a layer")
-        # The far loops: over heads, in it over memory and over the segment, in each of them over queries.
-        inner = list(self._program.loops(body))
-        tiles = [list(self._program.loops(self._program.body(each))) for each in inner]
-        known = [self._program.turns(each) for each in inner]
+        if turns is None:
+            if not place.in_layer:
+                raise ScheduleError(f"{loop.name}: its turns depend on values, and it is not a loop over far heads")
+            far = BACKWARD if _BACKWARD_SCOPE in loop.scope else FORWARD
+            yield from self._far_places(loop, _Place(body, place.runs * self._far.heads, True, far))
+        else:
+            layer = _LAYER_SCOPE in loop.scope
+            if layer and not place.in_layer and turns != self._config.model.layers:
+                raise ScheduleError(f"{loop.name}: {turns} turns over {self._config.model.layers} layers")
+            yield _Place(body, place.runs * turns, place.in_layer or layer)
+
+    def _far_places(self, loop: hlo.Instruction, heads: _Place) -> Iterator[_Place]:
+        """The bodies of the loops over heads, in it over memory and segment, and in each of them over queries."""
+        blocks = list(self._program.loops(heads.computation))
+        tiles = [list(self._program.loops(self._program.body(each))) for each in blocks]
+        known = [self._program.turns(each) for each in blocks]
         if known != [None, self._far.segment_blocks] or [len(each) for each in tiles] != [1, 1]:
             raise ScheduleError(f"{loop.name}: not the loops of attention/far.py")
-        part = BACKWARD if "transpose(" in loop.scope else FORWARD
-        heads = runs * self._far.heads
-        for computation, times in (
-            (body, heads),
-            (self._program.body(inner[0]), heads * self._far.memory_blocks),
-            (self._program.body(inner[1]), heads * self._far.segment_blocks),
-            (self._program.body(tiles[0][0]), heads * self._far.memory_tiles),
-            (self._program.body(tiles[1][0]), heads * self._far.segment_tiles),
+        for block, [tile], block_turns, tile_turns in zip(
+            blocks,
+            tiles,
+            (self._far.memory_blocks, self._far.segment_blocks),
+            (self._far.memory_tiles, self._far.segment_tiles),
+            strict=True,
         ):
-            for instruction in self._program.computations[computation].values():
-                if instruction.name in self._schedules:
-                    yield Operation(instruction.name, part, times, count(self._schedules[instruction.name]) * times)
-            yield from self._between(computation, times)
+            for each, turns in ((block, block_turns), (tile, tile_turns)):
+                yield dataclasses.replace(heads, computation=self._program.body(each), runs=heads.runs * turns)
+        yield heads
 
-    def _operation(self, instruction: hlo.Instruction, runs: float, *, in_layer: bool) -> Operation:
-        schedule, scope = self._schedules[instruction.name], instruction.scope
-        backward = "transpose(" in scope
-        if f'custom_call_target="{_KERNEL}"' in instruction.attributes:
-            forward = any(name in instruction.name for name in _FORWARD_KERNELS)
-            if not forward and not any(name in instruction.name for name in _BACKWARD_KERNELS):
-                raise ScheduleError(f"{instruction.name}: an unknown kernel")
+    def _operation(self, instruction: hlo.Instruction, place: _Place) -> Operation:
+        name, schedule = instruction.name, self._schedules[instruction.name]
+        moved = self._program.traffic(instruction, place.computation)
+        if hlo.KERNEL in instruction.attributes:
+            part = FORWARD if any(kind in name for kind in _FORWARD_KERNELS) else BACKWARD
+            if part == BACKWARD and not any(kind in name for kind in _BACKWARD_KERNELS):
+                raise ScheduleError(f"{name}: an unknown kernel")
             try:
                 counted = KernelCost.of(schedule).total(self._kernel, self._streams)
             except ScheduleError as error:
-                raise ScheduleError(f"{instruction.name}: {error}") from error
-            return Operation(instruction.name, FORWARD if forward else BACKWARD, runs, counted * runs)
-        counted = count(schedule) * runs
-        if instruction.opcode.startswith(("all-", "reduce-scatter", "collective-")):
+                raise ScheduleError(f"{name}: {error}") from error
+            return Operation.of(name, part, place.runs, counted, moved + self._memory_difference(instruction, place))
+        counted = count(schedule)
+        if instruction.opcode.startswith(_COLLECTIVE_OPCODES):
             part = COLLECTIVES
-        elif in_layer and "shard_map" in scope:
-            part = BACKWARD if backward else FORWARD
+        elif place.far or (place.in_layer and _ATTENTION_SCOPE in instruction.scope):
+            part = place.far or (BACKWARD if _BACKWARD_SCOPE in instruction.scope else FORWARD)
         elif counted.rows:
             part = DENSE
         else:
-            part = LAYERS if in_layer else OUTSIDE
-        return Operation(instruction.name, part, runs, counted)
+            part = LAYERS if place.in_layer else OUTSIDE
+        return Operation.of(name, part, place.runs, counted, moved)
+
+    def _memory_difference(self, kernel: hlo.Instruction, place: _Place) -> float:
+        """Bytes of memory blocks that a kernel reads, less those of the whole memory it gets."""
+        operands = (self._program.computations[place.computation][each] for each in kernel.operands)
+        memory = max((array.hbm for operand in operands for array in operand.arrays), default=0)
+        sizes = self._config
+        rows = self._streams * (sizes.span.limit + sizes.train.segment) * sizes.model.layers
+        if memory % rows:
+            raise ScheduleError(f"{kernel.name}: its largest operand in HBM is not the memory")
+        turns = self._kernel
+        blocks = (turns.short_LH + turns.full_LH + turns.masked_LH).sum() / sizes.model.layers
+        return self._streams * blocks * _BLOCK * (memory // rows) - memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,15 +382,20 @@ def _alternatives(block: Block) -> tuple[Branch, Branch] | None:
     return None
 
 
-def _without(block: Block, parts: "list[Loop] | list[Branch] | list[Loop | Branch]") -> Count:
-    """What a block takes besides some of what is in it, at any depth."""
-    kept = [part for part in block.parts if not any(part is each for each in parts)]
-    bare = Block(block.own, tuple(dataclasses.replace(part, body=_emptied(part.body, parts)) for part in kept), ())
-    return count(bare)
+def _around_value_loops(block: Block) -> Loop | Branch:
+    """The part of a block that has the loops whose turns depend on values."""
+    found = [part for part in block.parts if _value_loops(Block(Count(), (part,), ()))]
+    if len(found) != 1:
+        raise ScheduleError(f"expected the kernel's loops in one place, found them in {len(found)}")
+    return found[0]
 
 
-def _emptied(block: Block, parts: "list[Loop] | list[Branch] | list[Loop | Branch]") -> Block:
-    """The block without some parts, at any depth."""
+def _without(block: Block, parts: Sequence[Loop | Branch]) -> Count:
+    """What a block takes besides some parts of it, at any depth."""
+    return count(_emptied(block, parts))
+
+
+def _emptied(block: Block, parts: Sequence[Loop | Branch]) -> Block:
     kept = (part for part in block.parts if not any(part is each for each in parts))
     return dataclasses.replace(
         block, parts=tuple(dataclasses.replace(part, body=_emptied(part.body, parts)) for part in kept)
