@@ -337,7 +337,7 @@ class _Builder:
         at = first
         while self._next < len(self._spans) and self._spans[self._next].first < end:
             inner = self._spans[self._next]
-            if inner.end > end or inner.first < at:
+            if inner.end > end or inner.first < at or inner.jump.at < first:
                 raise ScheduleError(f"the jump at bundle {inner.jump.at:#x} crosses another one")
             self._next += 1
             own += self._bundles[at : inner.first]

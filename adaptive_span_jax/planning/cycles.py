@@ -322,16 +322,12 @@ class _Counter:
         return Operation.of(name, part, place.runs, counted, moved)
 
     def _memory_difference(self, kernel: hlo.Instruction, place: _Place) -> float:
-        """Bytes of memory blocks that a kernel reads, less those of the whole memory it gets."""
+        """Bytes of the memory blocks that a kernel reads, less those of the whole memory: its largest operand."""
         operands = (self._program.computations[place.computation][each] for each in kernel.operands)
-        memory = max((array.hbm for operand in operands for array in operand.arrays), default=0)
-        sizes = self._config
-        rows = self._streams * (sizes.span.limit + sizes.train.segment) * sizes.model.layers
-        if memory % rows:
-            raise ScheduleError(f"{kernel.name}: its largest operand in HBM is not the memory")
-        turns = self._kernel
-        blocks = (turns.short_LH + turns.full_LH + turns.masked_LH).sum() / sizes.model.layers
-        return self._streams * blocks * _BLOCK * (memory // rows) - memory
+        memory = max((array for operand in operands for array in operand.arrays), key=lambda array: array.hbm)
+        turns, sizes = self._kernel, self._config.model
+        blocks = self._streams * (turns.short_LH + turns.full_LH + turns.masked_LH).sum() / sizes.layers
+        return blocks * _BLOCK * sizes.width * memory.element - memory.hbm
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.errors import UserError
@@ -27,7 +28,7 @@ _COMPILER_FLAGS = (
 )
 _SCHEDULE = re.compile(r"\d+-(.+)-\d+-final_bundles\.txt")
 _PROGRAM = "TLP"  # the program around the operations
-_HLO_FILE = "step.hlo"
+HLO_FILE = "step.hlo"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,17 @@ class Dump:
 def compile_step(config: Config, machine: Machine) -> Dump:
     """Compiles the train step for a TPU slice in a child process."""
     if machine.chip.platform != "tpu":
-        raise UserError(f"--topology={machine.topology}: cycles are read from the TPU compiler's schedule only")
+        raise UserError(f"--topology={machine.topology}: only the TPU compiler's schedules can be read")
+    job = {"config": json.loads(config.to_json()), "topology": machine.topology}
+    command = [sys.executable, "-m", "adaptive_span_jax.planning.dump"]
+    return run(command, job, f"compiling for {machine.topology} with its schedule")
+
+
+def run(command: list[str], job: dict[str, Any], title: str) -> Dump:
+    """Runs a command that compiles one program for a TPU, and reads what the compiler wrote down.
+
+    It gets `job` and the `folder` of the schedules as JSON, and writes the program's text into that folder's HLO_FILE.
+    """
     with tempfile.TemporaryDirectory() as folder:
         flags = (os.environ.get("LIBTPU_INIT_ARGS", ""), f"--xla_jf_dump_to={folder}", *_COMPILER_FLAGS)
         root = str(Path(__file__).parents[2])
@@ -51,16 +62,16 @@ def compile_step(config: Config, machine: Machine) -> Dump:
             "LIBTPU_INIT_ARGS": " ".join(filter(None, flags)),
             "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
             "JAX_PLATFORMS": "cpu",
-            "JAX_ENABLE_COMPILATION_CACHE": "false",
+            "JAX_ENABLE_COMPILATION_CACHE": "false",  # what is not compiled is not written down
         }
-        job = json.dumps({"config": json.loads(config.to_json()), "topology": machine.topology, "folder": folder})
-        command = [sys.executable, "-m", "adaptive_span_jax.planning.dump"]
-        with terminal.waiting(f"compiling for {machine.topology} with its schedule"):
-            done = subprocess.run(command, input=job, env=environment, capture_output=True, text=True)
+        with terminal.waiting(title):
+            done = subprocess.run(
+                command, input=json.dumps({**job, "folder": folder}), env=environment, capture_output=True, text=True
+            )
         if done.returncode:
-            raise UserError(f"compiling for {machine.topology} failed:\n{done.stderr.strip()[-2000:]}")
+            raise UserError(f"{title} failed:\n{done.stderr.strip()[-2000:]}")
         with terminal.waiting("reading the schedules"):
-            return read(Path(folder), (Path(folder) / _HLO_FILE).read_text())
+            return read(Path(folder), (Path(folder) / HLO_FILE).read_text())
 
 
 def read(folder: Path, text: str) -> Dump:
@@ -79,14 +90,14 @@ def read(folder: Path, text: str) -> Dump:
     return Dump(hlo.parse(text), found.pop(_PROGRAM), found)
 
 
-def _compile(job: dict) -> None:
+def _compile(job: dict[str, Any]) -> None:
     """The child's part: compiles, and leaves the program's text beside the schedules."""
     from adaptive_span_jax.planning import fit
 
     config = Config.from_dict(job["config"])
     mesh = sharding.make_mesh(Machine.parse(job["topology"]).devices(), config.mesh.fsdp)
     text = fit.lower(config, mesh).compile().as_text()
-    (Path(job["folder"]) / _HLO_FILE).write_text(text or "")
+    (Path(job["folder"]) / HLO_FILE).write_text(text or "")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ class Array:
 
     size: int  # in bytes, padded to whole tiles
     in_hbm: bool  # else in on-chip memory
+    element: int  # bytes of one element
 
     @property
     def hbm(self) -> int:
@@ -210,7 +211,8 @@ def _array(element: str, sizes: str, layout: str) -> Array:
     padded = [-(-size // unit) * unit for size, unit in zip(minor_first, tiles, strict=False)]
     elements = math.prod(padded + minor_first[len(padded) :])
     space = re.search(r"S\((\d+)\)", rest)
-    return Array(elements * _ELEMENT_BYTES.get(element, 4), space is None or space[1] == "0")
+    size = _ELEMENT_BYTES.get(element, 4)
+    return Array(elements * size, space is None or space[1] == "0", size)
 
 
 def _closing(text: str, start: int) -> int:
