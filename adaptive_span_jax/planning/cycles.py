@@ -1,0 +1,398 @@
+"""Cycles of a training step on a TPU that is not here, from the compiler's own final schedule.
+
+Counted: every bundle that a chip issues, a cycle each, with loops multiplied out. Layers are loops with constant turns.
+What depends on the spans follows from them: the turns of the XLA path's far loops (model/flops.py), and the branches
+and turns of the attention kernel (`kernel_turns`). Not counted: waiting for HBM, for other chips, or for an MXU.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from adaptive_span_jax.config import Config
+from adaptive_span_jax.model import flops
+from adaptive_span_jax.model.attention.inputs import FAR, NEAR
+from adaptive_span_jax.model.span import reach
+from adaptive_span_jax.planning import hlo
+from adaptive_span_jax.planning.bundles import Block, Branch, Count, Loop, ScheduleError, count
+from adaptive_span_jax.planning.dump import Dump
+from adaptive_span_jax.planning.topology import Chip
+
+# Multiply-adds that a chip's MXUs take on in a cycle: 4 MXUs of 128 × 128 (v5e; v5p has two such cores, between which
+# the compiler shares out operations), 2 of 256 × 256 that take two rows a cycle (v6e). With the published peak FLOP/s
+# these give clocks of 1.5, 1.75 and 1.75 GHz.
+_MULTIPLY_ADDS = {"TPU v5e": 4 * 128**2, "TPU v5p": 2 * 4 * 128**2, "TPU v6e": 2 * 2 * 256**2}
+# Rows that the MXUs of one core take on in a cycle.
+_ROWS_PER_CYCLE = 4
+
+# Parts of a step, in the order in which they are shown.
+DENSE, FORWARD, BACKWARD = "dense products", "attention forward", "attention backward"
+LAYERS, OUTSIDE, COLLECTIVES, CONTROL = "rest of the layers", "optimizer and rest", "collectives", "program control"
+PARTS = (DENSE, FORWARD, BACKWARD, LAYERS, OUTSIDE, COLLECTIVES, CONTROL)
+
+# The kernel walks distances in blocks of this many; heads that reach no further than _SHORT take a branch of their own.
+_BLOCK, _SHORT = 128, 64
+# How the program's text names what is counted.
+_LAYER_SCOPE, _BACKWARD_SCOPE, _ATTENTION_SCOPE = "jvp(", "transpose(", "shard_map"
+_COLLECTIVE_OPCODES = ("all-", "reduce-scatter", "collective-")
+_FORWARD_KERNELS, _BACKWARD_KERNELS = ("span_forward", "span_fwd"), ("span_backward", "span_bwd")
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelTurns:
+    """What the programs of one head do, by layer and head."""
+
+    short_LH: np.ndarray  # whether they take the branch for short heads
+    full_LH: np.ndarray  # turns of the loop over blocks of distances that no mask touches
+    masked_LH: np.ndarray  # turns of the loop over the others
+
+
+def kernel_turns(z_LH: np.ndarray, ramp: int, limit: int) -> KernelTurns:
+    """The branch and the turns that the attention kernel takes at these spans."""
+    reach_LH = reach(np.asarray(z_LH, np.float64), ramp, limit)
+    steps_LH = -(-reach_LH // _BLOCK)
+    full_LH = np.minimum(np.minimum(np.ceil(z_LH), limit).astype(int) // _BLOCK, steps_LH)
+    short_LH = reach_LH <= _SHORT
+    return KernelTurns(short_LH, np.where(short_LH, 0, full_LH), np.where(short_LH, 0, steps_LH - full_LH))
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelCost:
+    """What the pieces of an attention kernel take; a program is one head of one stream."""
+
+    programs: int  # of one call
+    call: Count  # once a call: around the programs, and what only the first program does
+    program: Count  # every program, whatever its branch
+    short: Count  # a program of a short head
+    fixed: Count  # another program, besides its steps
+    full: Count  # one step without a mask
+    masked: Count  # one with it
+
+    @classmethod
+    def of(cls, schedule: Block) -> "KernelCost":
+        """Recognizes the pieces by their structure: a grid loop, two opposite branches, two loops in one of them."""
+        call, block = Count(), schedule
+        while isinstance(grid := _around_value_loops(block), Branch):
+            call += _without(block, [grid])
+            block = grid.body
+        if grid.turns is None:
+            raise ScheduleError("expected a grid loop with constant turns around the kernel's loops")
+        call += _without(block, [grid])
+        # Down to the block that has the two opposite branches. Some turns of the grid only start or end copies.
+        programs, body = float(grid.turns), grid.body
+        while (found := _alternatives(body)) is None:
+            inner = _around_value_loops(body)
+            if isinstance(inner, Loop):
+                raise ScheduleError("expected the kernel's loops in one of two opposite branches of a program")
+            call += _without(body, [inner]) * programs
+            programs *= inner.share
+            body = inner.body
+        first, second = found
+        long, short = (first, second) if _value_loops(first.body) else (second, first)
+        loops = _value_loops(long.body)
+        if len(loops) != 2 or _value_loops(short.body):
+            raise ScheduleError(f"expected two loops in the long branch and none in the short one, found {len(loops)}")
+        # What a program does conditionally before the two branches, only the first one does: it starts the copies.
+        setup = [part for part in body.parts[: body.parts.index(first)] if isinstance(part, Branch)]
+        return cls(
+            programs=round(programs),
+            call=call + sum((count(part.body) for part in setup), Count()),
+            program=_without(body, [first, second, *setup]),
+            short=count(short.body),
+            fixed=_without(long.body, loops),
+            full=count(loops[0].body),
+            masked=count(loops[1].body),
+        )
+
+    def total(self, turns: KernelTurns, streams: int) -> Count:
+        """What one call takes, on average over the layers."""
+        layers, heads = turns.short_LH.shape
+        if self.programs != streams * heads:
+            raise ScheduleError(f"the kernel's grid has {self.programs} programs for {streams} streams × {heads} heads")
+        times = streams / layers
+        return (
+            self.call
+            + self.program * self.programs
+            + self.short * (times * turns.short_LH.sum())
+            + self.fixed * (times * (~turns.short_LH).sum())
+            + self.full * (times * turns.full_LH.sum())
+            + self.masked * (times * turns.masked_LH.sum())
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a part of the step takes of one chip."""
+
+    cycles: float = 0
+    mxu_cycles: float = 0  # in which all MXUs would have to work
+    hbm_bytes: float = 0  # read and written
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.cycles + other.cycles, self.mxu_cycles + other.mxu_cycles, self.hbm_bytes + other.hbm_bytes)
+
+    @property
+    def mxu_share(self) -> float:
+        """The share of the MXUs' limit that is reached."""
+        return self.mxu_cycles / self.cycles if self.cycles else 0.0
+
+    def hbm_cycles(self, chip: Chip) -> float:
+        """Cycles that moving the bytes takes at the chip's bandwidth."""
+        return self.hbm_bytes * clock(chip) / chip.bandwidth
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """An operation of the program; an empty schedule is that of a copy that runs beside other operations."""
+
+    name: str
+    part: str
+    runs: float  # in one step
+    cost: Cost  # of all runs
+    assumed: bool = False  # whether loops whose turns are not known were counted as one turn
+
+    @classmethod
+    def of(cls, name: str, part: str, runs: float, counted: Count, hbm_bytes: float) -> "Operation":
+        """An operation from what one run takes: its bundles, but no less than its products take the MXUs."""
+        mxu_cycles = counted.rows / _ROWS_PER_CYCLE
+        cost = Cost(runs * max(counted.cycles, mxu_cycles), runs * mxu_cycles, runs * hbm_bytes)
+        return cls(name, part, runs, cost, bool(counted.unknown))
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCount:
+    """A training step on one chip."""
+
+    operations: list[Operation]
+
+    @property
+    def total(self) -> Cost:
+        """The whole step."""
+        return _sum(self.operations)
+
+    def parts(self) -> dict[str, Cost]:
+        """The step by parts."""
+        return {part: _sum(each for each in self.operations if each.part == part) for part in PARTS}
+
+    def most_expensive(self, number: int) -> list[Operation]:
+        """The operations that take the most cycles, the first the most."""
+        return sorted(self.operations, key=lambda operation: -operation.cost.cycles)[:number]
+
+    def assumed(self) -> Cost:
+        """What operations take in which some loops were counted as one turn."""
+        return _sum(each for each in self.operations if each.assumed)
+
+    def with_hbm(self, chip: Chip) -> float:
+        """Cycles of the step if each operation takes as long as its schedule or its traffic, whichever is longer."""
+        each = sum(max(one.cost.cycles, one.cost.hbm_cycles(chip)) for one in self.operations if one.cost.cycles)
+        return max(each, self.total.hbm_cycles(chip))
+
+
+def clock(chip: Chip) -> float:
+    """Cycles per second: the published peak over what the MXUs take on in a cycle."""
+    return chip.bfloat16_flops / (2 * _MULTIPLY_ADDS[chip.name])
+
+
+def count_step(config: Config, dump: Dump, z_LH: np.ndarray, chips: int) -> StepCount:
+    """The cycles of one chip's training step at these spans."""
+    return StepCount(list(_Counter(config, dump, z_LH, chips).operations()))
+
+
+def kernels(dump: Dump) -> dict[str, KernelCost]:
+    """The pieces of the program's attention kernels, by name; none on the XLA path."""
+    names = (
+        instruction.name
+        for computation in dump.program.computations.values()
+        for instruction in computation.values()
+        if hlo.KERNEL in instruction.attributes
+    )
+    return {name: KernelCost.of(dump.schedules[name]) for name in names}
+
+
+def _sum(operations: Iterable[Operation]) -> Cost:
+    return sum((operation.cost for operation in operations), Cost())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """A computation of the program: how often it runs in a step, and where."""
+
+    computation: str
+    runs: float
+    in_layer: bool = False
+    far: str | None = None  # in the far loops: the part of the step they belong to
+
+
+class _Counter:
+    """Walks the program from its entry."""
+
+    def __init__(self, config: Config, dump: Dump, z_LH: np.ndarray, chips: int):
+        self._config = config
+        self._streams = config.train.batch_size // chips // config.train.grad_accum_steps
+        self._program, self._schedules = dump.program, dump.schedules
+        self._far = _FarTurns.of(config, z_LH)
+        self._kernel = kernel_turns(z_LH, config.span.ramp, config.span.limit)
+        self._control = dict(_control(dump.control))
+
+    def operations(self) -> Iterator[Operation]:
+        """All operations of the program."""
+        return self._walk(_Place(self._program.entry, 1.0))
+
+    def _walk(self, place: _Place) -> Iterator[Operation]:
+        for instruction in self._program.computations[place.computation].values():
+            if instruction.opcode == "while":
+                for inner in self._loop(instruction, place):
+                    yield from self._walk(inner)
+            elif instruction.opcode in ("call", "conditional") or instruction.opcode.startswith("async-"):
+                raise ScheduleError(f"{instruction.name}: {instruction.opcode} instructions are not understood")
+            elif instruction.name in self._schedules:
+                yield self._operation(instruction, place)
+            elif instruction.opcode in hlo.PREFETCH:
+                part = place.far or (LAYERS if place.in_layer else OUTSIDE)
+                moved = self._program.traffic(instruction, place.computation)
+                yield Operation.of(instruction.name, part, place.runs, Count(), moved)
+        yield from self._between(place)
+
+    def _between(self, place: _Place) -> Iterator[Operation]:
+        """The scalar code between the operations of a computation."""
+        names = self._program.computations[place.computation]
+        blocks = {id(block): block for name in names if (block := self._control.get(name))}
+        cycles = sum(block.own.cycles for block in blocks.values())
+        if cycles:
+            yield Operation.of(f"between operations of {place.computation}", CONTROL, place.runs, Count(cycles), 0)
+
+    def _loop(self, loop: hlo.Instruction, place: _Place) -> Iterator[_Place]:
+        """What a loop repeats: its body, or if that has the far loops of a layer in it, all of theirs."""
+        if place.far:
+            return  # comes with the outermost
+        turns, body = self._program.turns(loop), self._program.body(loop)
+        if turns is None:
+            if not place.in_layer:
+                raise ScheduleError(f"{loop.name}: its turns depend on values, and it is not a loop over far heads")
+            far = BACKWARD if _BACKWARD_SCOPE in loop.scope else FORWARD
+            yield from self._far_places(loop, _Place(body, place.runs * self._far.heads, True, far))
+        else:
+            layer = _LAYER_SCOPE in loop.scope
+            if layer and not place.in_layer and turns != self._config.model.layers:
+                raise ScheduleError(f"{loop.name}: {turns} turns over {self._config.model.layers} layers")
+            yield _Place(body, place.runs * turns, place.in_layer or layer)
+
+    def _far_places(self, loop: hlo.Instruction, heads: _Place) -> Iterator[_Place]:
+        """The bodies of the loops over heads, in it over memory and segment, and in each of them over queries."""
+        blocks = list(self._program.loops(heads.computation))
+        tiles = [list(self._program.loops(self._program.body(each))) for each in blocks]
+        known = [self._program.turns(each) for each in blocks]
+        if known != [None, self._far.segment_blocks] or [len(each) for each in tiles] != [1, 1]:
+            raise ScheduleError(f"{loop.name}: not the loops of attention/far.py")
+        for block, [tile], block_turns, tile_turns in zip(
+            blocks,
+            tiles,
+            (self._far.memory_blocks, self._far.segment_blocks),
+            (self._far.memory_tiles, self._far.segment_tiles),
+            strict=True,
+        ):
+            for each, turns in ((block, block_turns), (tile, tile_turns)):
+                yield dataclasses.replace(heads, computation=self._program.body(each), runs=heads.runs * turns)
+        yield heads
+
+    def _operation(self, instruction: hlo.Instruction, place: _Place) -> Operation:
+        name, schedule = instruction.name, self._schedules[instruction.name]
+        moved = self._program.traffic(instruction, place.computation)
+        if hlo.KERNEL in instruction.attributes:
+            part = FORWARD if any(kind in name for kind in _FORWARD_KERNELS) else BACKWARD
+            if part == BACKWARD and not any(kind in name for kind in _BACKWARD_KERNELS):
+                raise ScheduleError(f"{name}: an unknown kernel")
+            try:
+                counted = KernelCost.of(schedule).total(self._kernel, self._streams)
+            except ScheduleError as error:
+                raise ScheduleError(f"{name}: {error}") from error
+            return Operation.of(name, part, place.runs, counted, moved + self._memory_difference(instruction, place))
+        counted = count(schedule)
+        if instruction.opcode.startswith(_COLLECTIVE_OPCODES):
+            part = COLLECTIVES
+        elif place.far or (place.in_layer and _ATTENTION_SCOPE in instruction.scope):
+            part = place.far or (BACKWARD if _BACKWARD_SCOPE in instruction.scope else FORWARD)
+        elif counted.rows:
+            part = DENSE
+        else:
+            part = LAYERS if place.in_layer else OUTSIDE
+        return Operation.of(name, part, place.runs, counted, moved)
+
+    def _memory_difference(self, kernel: hlo.Instruction, place: _Place) -> float:
+        """Bytes of the memory blocks that a kernel reads, less those of the whole memory: its largest operand."""
+        operands = (self._program.computations[place.computation][each] for each in kernel.operands)
+        memory = max((array for operand in operands for array in operand.arrays), key=lambda array: array.hbm)
+        turns, sizes = self._kernel, self._config.model
+        blocks = self._streams * (turns.short_LH + turns.full_LH + turns.masked_LH).sum() / sizes.layers
+        return blocks * _BLOCK * sizes.width * memory.element - memory.hbm
+
+
+@dataclasses.dataclass(frozen=True)
+class _FarTurns:
+    """Turns of the loops in attention/far.py: heads a layer, the others a head, all on average."""
+
+    heads: float
+    memory_blocks: float
+    memory_tiles: float
+    segment_blocks: int
+    segment_tiles: float
+
+    @classmethod
+    def of(cls, config: Config, z_LH: np.ndarray) -> "_FarTurns":
+        rows_X, tiles_LHX = (np.asarray(array) for array in flops.far_tiles(config, jnp.asarray(z_LH, jnp.float32)))
+        size = min(FAR, config.span.limit)
+        memory = -(-config.span.limit // size)
+        reach_LH = reach(np.asarray(z_LH, np.float64), config.span.ramp, config.span.limit)
+        far_LH = reach_LH > NEAR
+        heads = max(int(far_LH.sum()), 1)  # without any, none of the averages matters
+        return cls(
+            heads=far_LH.sum() / len(far_LH),
+            memory_blocks=np.where(far_LH, -(-reach_LH // size), 0).sum() / heads,
+            memory_tiles=tiles_LHX[..., :memory].sum() / heads,
+            segment_blocks=len(rows_X) - memory,
+            segment_tiles=tiles_LHX[..., memory:].sum() / heads,
+        )
+
+
+def _control(block: Block) -> Iterator[tuple[str, Block]]:
+    """For every operation that the program calls, the block of scalar code that calls it."""
+    yield from ((name, block) for name in block.calls)
+    for part in block.parts:
+        yield from _control(part.body)
+
+
+def _value_loops(block: Block) -> list[Loop]:
+    """Loops within a block whose turns depend on values."""
+    return [loop for loop in block.loops() if loop.turns is None]
+
+
+def _alternatives(block: Block) -> tuple[Branch, Branch] | None:
+    """Two opposite branches of a block, one of them with loops whose turns depend on values."""
+    branches = [part for part in block.parts if isinstance(part, Branch)]
+    for first, second in itertools.pairwise(branches):
+        if first.excludes(second) and (_value_loops(first.body) or _value_loops(second.body)):
+            return first, second
+    return None
+
+
+def _around_value_loops(block: Block) -> Loop | Branch:
+    """The part of a block that has the loops whose turns depend on values."""
+    found = [part for part in block.parts if _value_loops(Block(Count(), (part,), ()))]
+    if len(found) != 1:
+        raise ScheduleError(f"expected the kernel's loops in one place, found them in {len(found)}")
+    return found[0]
+
+
+def _without(block: Block, parts: Sequence[Loop | Branch]) -> Count:
+    """What a block takes besides some parts of it, at any depth."""
+    return count(_emptied(block, parts))
+
+
+def _emptied(block: Block, parts: Sequence[Loop | Branch]) -> Block:
+    kept = (part for part in block.parts if not any(part is each for each in parts))
+    return dataclasses.replace(
+        block, parts=tuple(dataclasses.replace(part, body=_emptied(part.body, parts)) for part in kept)
+    )
