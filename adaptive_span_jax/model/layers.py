@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from adaptive_span_jax.model.attention import per_head, reference
 from adaptive_span_jax.model.dropout import Dropout
-from adaptive_span_jax.model.linear import linear
+from adaptive_span_jax.model.linear import linear, row_major
 from adaptive_span_jax.model.memory import LayerMemory, shift_in
 from adaptive_span_jax.model.span import Span
 
@@ -188,6 +188,7 @@ def _normalise(x_BTD: jax.Array, scale_D: jax.Array, bias_D: jax.Array) -> jax.A
 def _normalise_forward(
     x_BTD: jax.Array, scale_D: jax.Array, bias_D: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    x_BTD = row_major(x_BTD)
     wide_BTD = x_BTD.astype(scale_D.dtype)
     # The variance takes two passes: in one pass it loses digits where the mean is large.
     mean_BT1 = wide_BTD.mean(axis=-1, keepdims=True)
