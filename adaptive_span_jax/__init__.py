@@ -23,9 +23,10 @@ Rooms in reading order, which is also the way the data flows. Each imports only 
 
 Array names end in the letters of their axes:
 
-    B streams · T positions of a segment · S the span limit · J keys · M rows of memory or of a ring · D model width
-    H heads · K width of a head · F feed-forward width · V vocabulary · L layers · N chunks of C queries · W near window
-    P rows of the padded position table · Y those that one tile reads · E a head's key and value, concatenated
+    B streams · T positions of a segment · S the span limit · J keys · M rows of memory or of a ring · G its segments
+    D model width · H heads · K width of a head · F feed-forward width · V vocabulary · L layers
+    N chunks of C queries · W near window · P rows of the padded position table · Y those that one tile reads
+    E a head's key and value, concatenated
 """
 
 import importlib

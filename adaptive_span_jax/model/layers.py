@@ -3,7 +3,6 @@
 `SpanAttention` does not depend on the rest and can be used in any Flax model; README shows how.
 """
 
-import functools
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -14,7 +13,7 @@ from jax.typing import DTypeLike
 
 from adaptive_span_jax.model.attention import paths, reference
 from adaptive_span_jax.model.dropout import Dropout
-from adaptive_span_jax.model.linear import linear
+from adaptive_span_jax.model.linear import linear, row_major
 from adaptive_span_jax.model.memory import LayerMemory, shift_in
 from adaptive_span_jax.model.span import Span
 
@@ -168,9 +167,9 @@ class FeedForward(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """(x − mean) / deviation · scale + bias over the last axis, with x as the only residual.
+    """(x − mean) / deviation · scale + bias over the last axis, with x as the only residual of its size.
 
-    `nnx.LayerNorm` has three residuals of the size of x.
+    `nnx.LayerNorm` has three. The gradients are written by hand: they take two passes over x.
     """
 
     def __init__(self, width: int, dtype: DTypeLike = jnp.float32):
@@ -181,15 +180,39 @@ class LayerNorm(nnx.Module):
         return _normalise(x_BTD, self.scale[...], self.bias[...])
 
 
-@functools.partial(jax.checkpoint, prevent_cse=False)  # inside a scan over layers, CSE cannot undo it
+@jax.custom_vjp
 def _normalise(x_BTD: jax.Array, scale_D: jax.Array, bias_D: jax.Array) -> jax.Array:
-    # Computed in the parameters' dtype, float32 or better, also for bfloat16 inputs. The variance takes two passes: in
-    # one pass it loses digits where the mean is large.
+    return _normalise_forward(x_BTD, scale_D, bias_D)[0]
+
+
+# Both passes compute in the parameters' dtype, float32 or better, also for bfloat16 inputs.
+def _normalise_forward(
+    x_BTD: jax.Array, scale_D: jax.Array, bias_D: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    x_BTD = row_major(x_BTD)
     wide_BTD = x_BTD.astype(scale_D.dtype)
-    centred_BTD = wide_BTD - wide_BTD.mean(axis=-1, keepdims=True)
+    # The variance takes two passes: in one pass it loses digits where the mean is large.
+    mean_BT1 = wide_BTD.mean(axis=-1, keepdims=True)
+    centred_BTD = wide_BTD - mean_BT1
     variance_BT1 = (centred_BTD * centred_BTD).mean(axis=-1, keepdims=True)
-    normal_BTD = centred_BTD * jax.lax.rsqrt(variance_BT1 + 1e-5)
-    return (normal_BTD * scale_D[None, None, :] + bias_D[None, None, :]).astype(x_BTD.dtype)
+    factor_BT1 = jax.lax.rsqrt(variance_BT1 + 1e-5)
+    normal_BTD = centred_BTD * factor_BT1
+    y_BTD = (normal_BTD * scale_D[None, None, :] + bias_D[None, None, :]).astype(x_BTD.dtype)
+    return y_BTD, (x_BTD, mean_BT1, factor_BT1, scale_D)
+
+
+def _normalise_backward(residuals: tuple[jax.Array, ...], d_y_BTD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    x_BTD, mean_BT1, factor_BT1, scale_D = residuals
+    normal_BTD = (x_BTD.astype(scale_D.dtype) - mean_BT1) * factor_BT1
+    d_y_BTD = d_y_BTD.astype(scale_D.dtype)
+    d_normal_BTD = d_y_BTD * scale_D[None, None, :]
+    mean_d_BT1 = d_normal_BTD.mean(axis=-1, keepdims=True)
+    mean_product_BT1 = (d_normal_BTD * normal_BTD).mean(axis=-1, keepdims=True)
+    d_x_BTD = (d_normal_BTD - mean_d_BT1 - normal_BTD * mean_product_BT1) * factor_BT1
+    return d_x_BTD.astype(x_BTD.dtype), (d_y_BTD * normal_BTD).sum(axis=(0, 1)), d_y_BTD.sum(axis=(0, 1))
+
+
+_normalise.defvjp(_normalise_forward, _normalise_backward)
 
 
 class Layer(nnx.Module):

@@ -10,6 +10,16 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
+
+
+def row_major(array: jax.Array) -> jax.Array:
+    """The array, its last axis contiguous in memory, as it is everywhere but on a TPU.
+
+    XLA:TPU chooses layouts by guesses that reach far. Left alone it keeps hidden states with positions along the lanes,
+    so that nearly every product transposes its input, and again for the attention kernel and the memory.
+    """
+    return with_layout_constraint(array, Layout(tuple(range(array.ndim))))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -30,7 +40,7 @@ def _backward(axes: int, residuals: tuple[jax.Array, jax.Array], d_product: jax.
     count = math.prod(rows.shape[: rows.ndim - axes])
     rows_ND, d_product_NE = rows.reshape(count, -1), d_product.reshape(count, -1)
     d_rows_ND = jnp.einsum("NE,DE->ND", d_product_NE, _matrix(weight, axes))
-    d_weight_DE = jnp.einsum("ND,NE->DE", rows_ND, d_product_NE)
+    d_weight_DE = row_major(jnp.einsum("ND,NE->DE", rows_ND, d_product_NE))
     return d_rows_ND.reshape(rows.shape), d_weight_DE.reshape(weight.shape)
 
 

@@ -1,13 +1,13 @@
-"""The attention used alone in somebody else's Flax model, as README shows it."""
+"""The attention used alone in somebody else's Flax model, as README shows it; LayerNorm against Flax's."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 
-from adaptive_span_jax.model.layers import SpanAttention
+from adaptive_span_jax.model.layers import LayerNorm, SpanAttention
 from adaptive_span_jax.model.span import AdaptiveSpan, DynamicSpan, FixedSpan, project
 
 
@@ -53,3 +53,18 @@ def test_attention_in_another_model_trains_and_remembers():
         assert_array_equal(memory[:, :-21], 0)
         if isinstance(span, AdaptiveSpan):
             assert_array_equal(span.span_fraction_H[...], 1)
+
+
+def test_layer_norm_and_its_gradients_equal_those_of_flax(x64):
+    keys = jax.random.split(jax.random.key(2), 4)
+    x_BTD, d_y_BTD = (jax.random.normal(key, (2, 3, 11), float) + 5 for key in keys[:2])
+    ours, theirs = LayerNorm(11, float), nnx.LayerNorm(11, epsilon=1e-5, param_dtype=float, rngs=nnx.Rngs(0))
+    for norm in (ours, theirs):
+        norm.scale[...], norm.bias[...] = (jax.random.normal(key, (11,), float) for key in keys[2:])
+
+    def loss(norm, x_BTD):
+        y_BTD = norm(x_BTD)
+        return (y_BTD * d_y_BTD).sum(), y_BTD
+
+    found, expected = (nnx.grad(loss, argnums=(0, 1), has_aux=True)(norm, x_BTD) for norm in (ours, theirs))
+    jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-10, atol=1e-12), found, expected)

@@ -215,7 +215,7 @@ def _project(sizes: Sizes, rows_BJD: jax.Array, weights_DE: jax.Array) -> jax.Ar
 
 
 def _newest(inputs: _Inputs) -> jax.Array:
-    return jax.lax.stop_gradient(inputs.memory.block(BLOCK, BLOCK)).astype(inputs.segment_BTD.dtype)
+    return jax.lax.stop_gradient(inputs.memory.newest(BLOCK)).astype(inputs.segment_BTD.dtype)
 
 
 def _table(sizes: Sizes, inputs: _Inputs) -> jax.Array:
