@@ -22,6 +22,9 @@ from adaptive_span_jax.runtime import sharding
 # The longest block that attention reads at once.
 MIRRORED = 128
 
+# What compiled programs call the loop that writes a segment.
+WRITE_SCOPE = "write_memory"
+
 
 class Memory(NamedTuple):
     """What the model remembers of each stream. M rows: the ring and its mirror."""
@@ -60,7 +63,8 @@ class Memory(NamedTuple):
 
         copies = jnp.where(good, jnp.where(self.end < rows - ring, 2, 1), 0)
         hidden_LBGTD = self.hidden_LBMD.reshape(layers, streams, rows // segment, segment, width)
-        hidden_LBGTD = jax.lax.fori_loop(0, copies, write, hidden_LBGTD)
+        with jax.named_scope(WRITE_SCOPE):
+            hidden_LBGTD = jax.lax.fori_loop(0, copies, write, hidden_LBGTD)
         end, valid_length = (self.end + segment) % ring, jnp.minimum(self.valid_length + segment, limit)
         return Memory(
             hidden_LBGTD.reshape(self.hidden_LBMD.shape),

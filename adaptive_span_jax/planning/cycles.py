@@ -14,7 +14,9 @@ import numpy as np
 
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.model import flops
+from adaptive_span_jax.model.attention.fused.sizes import BLOCK, walk
 from adaptive_span_jax.model.attention.inputs import FAR, NEAR
+from adaptive_span_jax.model.memory import WRITE_SCOPE
 from adaptive_span_jax.model.span import reach
 from adaptive_span_jax.planning import hlo
 from adaptive_span_jax.planning.bundles import Block, Branch, Count, Loop, ScheduleError, count
@@ -33,8 +35,6 @@ DENSE, FORWARD, BACKWARD = "dense products", "attention forward", "attention bac
 LAYERS, OUTSIDE, COLLECTIVES, CONTROL = "rest of the layers", "optimizer and rest", "collectives", "program control"
 PARTS = (DENSE, FORWARD, BACKWARD, LAYERS, OUTSIDE, COLLECTIVES, CONTROL)
 
-# The kernel walks distances in blocks of this many; heads that reach no further than _SHORT take a branch of their own.
-_BLOCK, _SHORT = 128, 64
 # How the program's text names what is counted.
 _LAYER_SCOPE, _BACKWARD_SCOPE, _ATTENTION_SCOPE = "jvp(", "transpose(", "shard_map"
 _COLLECTIVE_OPCODES = ("all-", "reduce-scatter", "collective-")
@@ -52,11 +52,10 @@ class KernelTurns:
 
 def kernel_turns(z_LH: np.ndarray, ramp: int, limit: int) -> KernelTurns:
     """The branch and the turns that the attention kernel takes at these spans."""
-    reach_LH = reach(np.asarray(z_LH, np.float64), ramp, limit)
-    steps_LH = -(-reach_LH // _BLOCK)
-    full_LH = np.minimum(np.minimum(np.ceil(z_LH), limit).astype(int) // _BLOCK, steps_LH)
-    short_LH = reach_LH <= _SHORT
-    return KernelTurns(short_LH, np.where(short_LH, 0, full_LH), np.where(short_LH, 0, steps_LH - full_LH))
+    steps_LH, full_LH = walk(z_LH, z_LH, ramp, limit)
+    short_LH = full_LH < 0
+    # The last step is no turn of a loop.
+    return KernelTurns(short_LH, np.where(short_LH, 0, full_LH), np.where(short_LH, 0, steps_LH - 1 - full_LH))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,6 +268,8 @@ class _Counter:
         if place.far:
             return  # comes with the outermost
         turns, body = self._program.turns(loop), self._program.body(loop)
+        if turns is None and WRITE_SCOPE in loop.scope:
+            turns = 1  # the mirror of the ring is written only once in a while
         if turns is None:
             if not place.in_layer:
                 raise ScheduleError(f"{loop.name}: its turns depend on values, and it is not a loop over far heads")
@@ -326,8 +327,8 @@ class _Counter:
         operands = (self._program.computations[place.computation][each] for each in kernel.operands)
         memory = max((array for operand in operands for array in operand.arrays), key=lambda array: array.hbm)
         turns, sizes = self._kernel, self._config.model
-        blocks = self._streams * (turns.short_LH + turns.full_LH + turns.masked_LH).sum() / sizes.layers
-        return blocks * _BLOCK * sizes.width * memory.element - memory.hbm
+        blocks = self._streams * (turns.full_LH + turns.masked_LH).sum() / sizes.layers
+        return blocks * BLOCK * sizes.width * memory.element - memory.hbm
 
 
 @dataclasses.dataclass(frozen=True)

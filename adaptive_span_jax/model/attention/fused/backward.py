@@ -22,7 +22,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from adaptive_span_jax.model.attention.fused import layout
 from adaptive_span_jax.model.attention.fused.program import Blocks, Program, Ref, Scalars, rows
-from adaptive_span_jax.model.attention.fused.sizes import BLOCK, SHORT, Sizes
+from adaptive_span_jax.model.attention.fused.sizes import BLOCK, HALVES, SHORT, Sizes
 from adaptive_span_jax.model.attention.fused.tiles import (
     TILE,
     column,
@@ -69,8 +69,7 @@ class _Scratch(NamedTuple):
     distance: Ref
     spread: Ref
     step_spread: Ref
-    query_I: Ref
-    d_output_I: Ref  # in the lanes of values
+    pair_I: Ref  # [I, 2, 128, 128]: 64 queries and their 64 d_outputs, these in the lanes of values; both halves
     query_t_I: Ref
     query_flipped_t_I: Ref  # its columns in the order of `tiles.flip`
     d_output_t_I: Ref
@@ -111,8 +110,7 @@ class _Scratch(NamedTuple):
             distance=pltpu.VMEM(TILE, jnp.float32),
             spread=pltpu.VMEM(TILE, jnp.uint32),
             step_spread=pltpu.VMEM(TILE, jnp.uint32),
-            query_I=tile(dtype),
-            d_output_I=tile(dtype),
+            pair_I=pltpu.VMEM((blocks, 2, *TILE), dtype),
             query_t_I=transposed(blocks, height, dtype),
             query_flipped_t_I=transposed(blocks, height, dtype),
             d_output_t_I=transposed(blocks, height, dtype),
@@ -229,7 +227,7 @@ class _Backward(Program):
         for i in blocks:
             self._position_scores(jnp.int32(0), i)
         for i in blocks:
-            content, d_weight = self._short_products(i)
+            content, d_weight = self._products(i, *layout.short_keys(self.inputs, i))
             s.score_I[i] = content + s.position_I[i]
             s.d_weight_I[i] = d_weight
         for i in blocks:
@@ -242,22 +240,13 @@ class _Backward(Program):
         self._to_table(0)
         self.start_next_program()
 
-    def _short_products(self, i: int) -> tuple[jax.Array, jax.Array]:
-        """Content scores and gradients of weights, of both halves of a query block with the keys that each sees."""
-        found = [
-            self._products(i, keys, slice(number * SHORT, (number + 1) * SHORT))
-            for number, keys in enumerate(layout.short_keys(self.inputs, i))
-        ]
-        return jnp.concatenate([found[0][0], found[1][0]]), jnp.concatenate([found[0][1], found[1][1]])
-
     def _short_query(self, i: int) -> jax.Array:
         """The gradient of a query block."""
         s = self.s
         first, second = layout.short_keys(self.inputs, i)
         d_score = s.d_score_tile_I[i]
         content = [dot(d_score[:SHORT], layout.key(first)), dot(d_score[SHORT:], layout.key(second))]
-        position_t = dot_t(self.inputs.table_XKJ[0][: self.sizes.rows], s.d_position_I[i])
-        return jnp.concatenate(content) + flip(jnp.transpose(_to_tile(position_t)))
+        return jnp.concatenate(content) + flip(dot_t(s.d_position_I[i], self.inputs.table_XKJ[0]))
 
     def _short_keys_and_values(self) -> None:
         """The first half of a query block reads columns 64 … 127 from the key block before its own."""
@@ -268,11 +257,13 @@ class _Backward(Program):
             pairs = ((s.query_t_I[i], s.d_score_tile_I[i]), (s.d_output_t_I[i], s.weight_tile_I[i]))
             before = [dot(rows_t, _select(older, tile, self.dtype)) for rows_t, tile in pairs]
             if i:
-                self._write_segment(i - 1, own[0] + before[0], own[1] + before[1])
+                self.grads.segment_BTE[0, rows(i - 1), :] = self._keys_and_values(
+                    own[0] + before[0], own[1] + before[1]
+                )
             else:
                 self.grads.newest_BJE[0] = self._keys_and_values(*before)
             own = [dot(rows_t, _select(~older, tile, self.dtype)) for rows_t, tile in pairs]
-        self._write_segment(self.sizes.blocks - 1, *own)
+        self.grads.segment_BTE[0, rows(self.sizes.blocks - 1), :] = self._keys_and_values(*own)
 
     # ------------------------------------------------------------------------------------------------- a long head
 
@@ -290,7 +281,7 @@ class _Backward(Program):
         self._hold(-1, self.inputs.newest_BJE[0])
         for i in blocks:
             self._hold(i, self.inputs.segment_BTE[0, rows(i), :])
-            s.content_I[i], s.d_content_I[i] = self._products(i, s.kv[i])
+            s.content_I[i], s.d_content_I[i] = self._products(i, s.kv[i], s.kv[i])
             for ref in (s.d_score_I, s.weight_I, s.d_query_t_I, s.d_query_flipped_t_I):
                 ref[i] = jnp.zeros(ref.shape[1:], ref.dtype)
         s.d_kv_t[...] = jnp.zeros(s.d_kv_t.shape, jnp.float32)
@@ -311,11 +302,15 @@ class _Backward(Program):
         masks = self.masks(step, self.inputs.z_BH1T) if masked else [None] * len(blocks)
         for i in blocks:
             self._position_scores(step + 1, i)
-        for i in blocks:
-            self._score_gradients(i, masks[i])
-            self._scores(step + 1, i)
-            self._through_tile(step, i)
-            self._through_position(step, i)
+        for pair in self.sizes.pairs:
+            for i in pair:
+                self._score_gradients(i, masks[i])
+                self._by_distance(i)
+            for i in pair:
+                self._through_tile(step, i)
+                self._through_position(step, i)
+            for i in pair:
+                self._scores(step + 1, i)
         self._to_table(step)
         self._to_segment_if_complete(step)
 
@@ -325,6 +320,7 @@ class _Backward(Program):
         masks = self.masks(step, self.inputs.z_BH1T)
         for i in blocks:
             self._score_gradients(i, masks[i])
+            self._by_distance(i)
         self._to_weights_if_memory(step)
         for i in blocks:
             self._through_tile(step, i)
@@ -353,33 +349,41 @@ class _Backward(Program):
         for i in range(sizes.blocks):
             query = self.take(self.inputs.query_BTQ, i, 0)
             d_output = self.take(self.residuals.d_output_BTQ, i, lane)
-            output = self.take(self.residuals.output_BTQ, i, lane)
-            d_dot = jnp.sum(d_output * output, axis=1, keepdims=True) * (1 / scale)
-            s.d_dot_I[i] = jnp.broadcast_to(d_dot, TILE)
+            d_dot = self.inner_product(self.residuals.d_output_BTQ, self.residuals.output_BTQ, i)
+            s.d_dot_I[i] = jnp.broadcast_to(d_dot * (1 / scale), TILE)
             s.log_sum_I[i] = column(self.residuals.log_sum_BH1T[0, 0, :, rows(i)]) - math.log2(scale)
-            s.query_I[i], s.d_output_I[i] = query.astype(self.dtype), d_output.astype(self.dtype)
-            s.query_t_I[i] = jnp.transpose(query)[: sizes.rows].astype(self.dtype)
-            s.query_flipped_t_I[i] = jnp.transpose(flip(query))[: sizes.rows].astype(self.dtype)
-            s.d_output_t_I[i] = jnp.transpose(d_output)[lane : lane + sizes.rows].astype(self.dtype)
+            for number, half in enumerate(HALVES):
+                s.pair_I[i, number] = jnp.concatenate([query[half], d_output[half]]).astype(self.dtype)
+            s.query_t_I[i] = jnp.transpose(query.astype(self.dtype))[: sizes.rows]
+            s.query_flipped_t_I[i] = jnp.transpose(flip(query).astype(self.dtype))[: sizes.rows]
+            s.d_output_t_I[i] = jnp.transpose(d_output.astype(self.dtype))[lane : lane + sizes.rows]
             s.word_I[i] = self.query_words(i)
             s.d_z_I[i] = jnp.zeros(TILE, jnp.float32)
 
-    def _products(self, i: int, kv: jax.Array, part: slice = slice(0, BLOCK)) -> tuple[jax.Array, jax.Array]:
-        """(content scores, gradients of weights) of queries with a key block, in one product where a register does."""
-        query, d_output = self.s.query_I[i, part], self.s.d_output_I[i, part]
-        if not self.packed:
-            return dot_t(query, layout.key(kv)), dot_t(d_output, layout.value(kv))
-        both = dot_t(jnp.concatenate([query, d_output]), kv)
-        return both[: query.shape[0]], both[query.shape[0] :]
+    def _products(self, i: int, first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """(content scores, gradients of weights) of both halves of a query block, each with 128 keys."""
+        content, d_weight = [], []
+        for number, kv in enumerate((first, second)):
+            pair = self.s.pair_I[i, number]
+            if self.packed:  # one product for both: a query is 0 in the lanes of values, a d_output in those of keys
+                found = dot_t(pair, kv)
+                content.append(found[:SHORT])
+                d_weight.append(found[SHORT:])
+            else:
+                content.append(dot_t(pair[:SHORT], layout.key(kv)))
+                d_weight.append(dot_t(pair[SHORT:], layout.value(kv)))
+        return jnp.concatenate(content), jnp.concatenate(d_weight)
 
     def _position_scores(self, step: jax.Array, i: int) -> None:
         table = self.inputs.table_XKJ[jnp.minimum(step, self.sizes.distance_blocks - 1)]
-        self.s.position_I[i] = skew(dot(self.s.query_I[i], table), self.sizes.interpret)
+        by_distance = jnp.concatenate([dot(self.s.pair_I[i, number, :SHORT], table) for number in range(2)])
+        self.s.position_I[i] = skew(by_distance, self.sizes.interpret)
 
     def _scores(self, step: jax.Array, i: int) -> None:
         """Scores and gradients of weights of a step: carried ones in the newer key block, new ones in the older."""
         s = self.s
-        content, d_content = self._products(i, s.kv[self._at(i - step - 1)])
+        kv = s.kv[self._at(i - step - 1)]
+        content, d_content = self._products(i, kv, kv)
         s.score_I[i] = jnp.where(in_newer_block(), s.content_I[i], content) + s.position_I[i]
         s.d_weight_I[i] = jnp.where(in_newer_block(), s.d_content_I[i], d_content)
         s.content_I[i], s.d_content_I[i] = content, d_content
@@ -402,14 +406,16 @@ class _Backward(Program):
         return mask * d_score, mask * kept
 
     def _score_gradients(self, i: int, masks: tuple[jax.Array, jax.Array] | None) -> None:
-        """The tiles that the products of this step need: by key block, with what the step before left, and by distance."""
+        """Tiles of one key block each: the step's gradients in the newer block, in the older what the step before left."""
         s = self.s
         d_score, weight = self._softmax_gradients(i, masks)
         newer = in_newer_block()
         s.d_score_tile_I[i] = jnp.where(newer, d_score, s.d_score_I[i]).astype(self.dtype)
         s.weight_tile_I[i] = jnp.where(newer, weight, s.weight_I[i].astype(jnp.float32)).astype(self.dtype)
         s.d_score_I[i], s.weight_I[i] = d_score, weight.astype(self.dtype)
-        s.d_position_I[i] = unskew_flipped(s.d_score_I[i], self.sizes.interpret).astype(self.dtype)
+
+    def _by_distance(self, i: int) -> None:
+        self.s.d_position_I[i] = unskew_flipped(self.s.d_score_I[i], self.sizes.interpret).astype(self.dtype)
 
     # ------------------------------------------------------------------------------------- from tiles to what they are of
 
@@ -463,19 +469,15 @@ class _Backward(Program):
 
     def _deliver_segment(self, block: jax.Array) -> None:
         d_kv_t, height = self.s.d_kv_t[self._at(block)], self.sizes.rows
+        d_kv = self._keys_and_values(d_kv_t[:height], d_kv_t[height:])
 
         @pl.when(block >= 0)
         def _() -> None:
-            self._write_segment(block, d_kv_t[:height], d_kv_t[height:])
+            self.grads.segment_BTE[0, pl.ds(pl.multiple_of(block * BLOCK, BLOCK), BLOCK), :] = d_kv
 
         @pl.when(block < 0)
         def _() -> None:
-            self.grads.newest_BJE[0] = self._keys_and_values(d_kv_t[:height], d_kv_t[height:])
-
-    def _write_segment(self, block: jax.Array | int, d_key_t: jax.Array, d_value_t: jax.Array) -> None:
-        at = block * BLOCK
-        at = at if isinstance(at, int) else pl.multiple_of(at, BLOCK)
-        self.grads.segment_BTE[0, pl.ds(at, BLOCK), :] = self._keys_and_values(d_key_t, d_value_t)
+            self.grads.newest_BJE[0] = d_kv
 
     def _keys_and_values(self, d_key_t: jax.Array, d_value_t: jax.Array) -> jax.Array:
         """The gradient of a key block as it is written: [128, E]."""
@@ -488,14 +490,16 @@ class _Backward(Program):
     def _write_query(self, i: int, d_query: jax.Array) -> None:
         """Also the gradient of z. Keys and table are scaled to scores in base 2, gradients are not."""
         self.put(self.grads.query_BTQ, i, 0, d_query * math.log(2))
-        d_z = jnp.sum(jnp.transpose(self.s.d_z_I[i]), axis=0, keepdims=True)
+        # Where all tokens share z, only the sum of the row matters, not which query it comes from.
+        d_z = jnp.transpose(self.s.d_z_I[i]) if self.sizes.per_token else self.s.d_z_I[i]
+        d_z = jnp.sum(d_z, axis=0, keepdims=True)
         self.grads.z_BH1T[0, 0, :, rows(i)] = d_z * (1 / self.sizes.ramp)
 
     # --------------------------------------------------------------------------------------------------------- keys
 
     def _project(self, step: jax.Array | int) -> None:
-        self.s.next_kv[...] = self.project(step)
-        self.s.next_key_t[...] = self._key_t(self.s.next_kv[...])
+        kv = self.project(step)
+        self.s.next_kv[...], self.s.next_key_t[...] = kv, self._key_t(kv)
 
     def _hold(self, block: int, kv: jax.Array) -> None:
         self.s.kv[self._at(block)] = kv

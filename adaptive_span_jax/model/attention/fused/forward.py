@@ -17,8 +17,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from adaptive_span_jax.model.attention.fused import layout
 from adaptive_span_jax.model.attention.fused.program import Blocks, Program, Ref, Scalars, rows
-from adaptive_span_jax.model.attention.fused.sizes import BLOCK, SHORT, Sizes
-from adaptive_span_jax.model.attention.fused.tiles import TILE, dot, dot_t, in_newer_block, iota, row, skew
+from adaptive_span_jax.model.attention.fused.sizes import BLOCK, HALVES, Sizes
+from adaptive_span_jax.model.attention.fused.tiles import TILE, dot, dot_t, in_newer_block, row, skew
 
 # Stands for the logarithm of 0: far below any score, but finite, so that no difference is NaN.
 LOWEST = -1e30
@@ -112,24 +112,28 @@ class _Forward(Program):
 
     def short_head(self) -> None:
         """A head of reach 64 or less: each half of a query block sees 128 keys, no matter where its block starts."""
-        sizes, half = self.sizes, SHORT
+        s, blocks = self.s, range(self.sizes.blocks)
         masks = self._log_masks(jnp.int32(0))
-        spread = self.spread[...]
-        query = [self.take(self.inputs.query_BTQ, i, 0).astype(self.dtype) for i in range(sizes.blocks)]
-        position = [dot(query[i], self.inputs.table_XKJ[0]) for i in range(sizes.blocks)]
-        keys = [layout.short_keys(self.inputs, i) for i in range(sizes.blocks)]
-        content = [
-            [dot_t(query[i][part], layout.key(keys[i][number])) for number, part in enumerate(_HALVES)]
-            for i in range(sizes.blocks)
-        ]
-        for i in range(sizes.blocks):
-            score = jnp.concatenate(content[i]) + skew(position[i], sizes.interpret) + masks[i]
+        s.step_spread[...] = self.spread[...]
+        for i in blocks:
+            s.query_I[i] = self.take(self.inputs.query_BTQ, i, 0).astype(self.dtype)
+        for i in blocks:
+            self._position_scores(jnp.int32(0), i)
+        for i in blocks:
+            keys = layout.short_keys(self.inputs, i)
+            content = [dot_t(s.query_I[i, half], layout.key(keys[number])) for number, half in enumerate(HALVES)]
+            s.score_I[i] = jnp.concatenate(content) + s.position_I[i] + masks[i]
+        for i in blocks:
+            score = s.score_I[i]
             top = jnp.maximum(jnp.max(score, axis=1, keepdims=True), LOWEST / 2)
             weight = jnp.exp2(score - top)
-            total = jnp.sum(weight, axis=1, keepdims=True)
-            weight = self._drop(weight, self.query_words(i), spread).astype(self.dtype)
-            output = [dot(weight[part], layout.value(keys[i][number])) for number, part in enumerate(_HALVES)]
-            self._finish(i, jnp.concatenate(output), top, total)
+            s.top_I[i] = jnp.broadcast_to(top, TILE)
+            s.total_I[i] = jnp.broadcast_to(jnp.sum(weight, axis=1, keepdims=True), TILE)
+            s.tile_I[i] = self._drop(weight, self.query_words(i), s.step_spread[...]).astype(self.dtype)
+        for i in blocks:
+            keys = layout.short_keys(self.inputs, i)
+            output = [dot(s.tile_I[i, half], layout.value(keys[number])) for number, half in enumerate(HALVES)]
+            self._finish(i, jnp.concatenate(output), s.top_I[i], s.total_I[i])
         self.start_next_program()
 
     def long_head(self) -> None:
@@ -167,8 +171,7 @@ class _Forward(Program):
         blocks = range(self.sizes.blocks)
         for i in blocks:
             self._position_scores(step + 1, i)
-        # By twos: the compiler's schedule is 15 % shorter than with one after the other.
-        for pair in (blocks[first : first + 2] for first in blocks[::2]):
+        for pair in self.sizes.pairs:
             for i in pair:
                 self._softmax(step, i, masks[i] if masks else None)
             for i in pair:
@@ -232,10 +235,8 @@ class _Forward(Program):
         total = jnp.where(total > 0, total, 1.0)  # a query that sees no key at all
         output *= pl.reciprocal(total) * (1 / (1 - self.sizes.dropout))
         self.put(self.output_ref, i, self.sizes.part % BLOCK, output)
-        self.log_sum_ref[0, 0, :, rows(i)] = row(top + jnp.log(total) * math.log2(math.e))
+        # The logarithm of a row takes one register, that of a column sixteen.
+        self.log_sum_ref[0, 0, :, rows(i)] = row(top) + jnp.log(row(total)) * math.log2(math.e)
 
     def _at(self, block: jax.Array | int) -> jax.Array | int:
         return block & (self.sizes.slots - 1)
-
-
-_HALVES = (slice(0, SHORT), slice(SHORT, BLOCK))

@@ -68,20 +68,32 @@ class Program:
     def take(self, ref: Ref, block: int, lane: int) -> jax.Array:
         """The head's lanes of a query block, moved to start at `lane`, zeros beside them; ref is [1, T, H·K]."""
         first, count = self._lanes()
-        tile = pltpu.roll(self._read(ref, block, 0), self._rotation(lane - first), 1)
+        tile = _roll(self._read(ref, block, 0), lane - first)
         if count > 1:
-            behind = pltpu.roll(self._read(ref, block, 1), self._rotation(lane - first), 1)
+            behind = _roll(self._read(ref, block, 1), lane - first)
             tile = jnp.where(iota(1) - lane + first < BLOCK, tile, behind)
         return jnp.where(_between(iota(1) - lane, 0, self.sizes.head_width), tile, 0.0)
 
     def put(self, ref: Ref, block: int, lane: int, tile: jax.Array) -> None:
         """The inverse of `take`: other heads' lanes stay as they are."""
         first, count = self._lanes()
-        tile = pltpu.roll(tile, self._rotation(first - lane), 1)
+        tile = _roll(tile.astype(ref.dtype), first - lane)
         for number in range(count):
             mine = _between(iota(1) + number * BLOCK - first, 0, self.sizes.head_width)
-            merged = jnp.where(mine, tile, self._read(ref, block, number))
+            merged = jnp.where(mine, tile, self._read(ref, block, number).astype(jnp.float32))
             ref[0, rows(block), self._aligned(ref, number)] = merged.astype(ref.dtype)
+
+    def inner_product(self, a: Ref, b: Ref, block: int) -> jax.Array:
+        """Σ over the head's lanes of a · b, for every query of a block: [128, 1]."""
+        first, count = self._lanes()
+        total = jnp.zeros((BLOCK, 1), jnp.float32)
+        for number in range(count):
+            mine = _between(iota(1) + number * BLOCK - first, 0, self.sizes.head_width)
+            if number:  # the last register has none behind it, and would count twice
+                mine = mine & (self._register(a, number) != self._register(a, 0))
+            product = self._read(a, block, number).astype(jnp.float32) * self._read(b, block, number)
+            total += jnp.sum(jnp.where(mine, product, 0.0), axis=1, keepdims=True)
+        return total
 
     def _lanes(self) -> tuple[jax.Array, int]:
         """(the head's first lane within a register, how many registers it may stretch over)."""
@@ -89,14 +101,13 @@ class Program:
         return lax.rem(self.head * width, BLOCK), 1 if BLOCK % width == 0 else 2
 
     def _read(self, ref: Ref, block: int, number: int) -> jax.Array:
-        return ref[0, rows(block), self._aligned(ref, number)].astype(jnp.float32)
+        return ref[0, rows(block), self._aligned(ref, number)]
 
     def _aligned(self, ref: Ref, number: int) -> Any:
-        register = jnp.minimum(lax.div(self.head * self.sizes.head_width, BLOCK) + number, ref.shape[2] // BLOCK - 1)
-        return pl.ds(pl.multiple_of(register * BLOCK, BLOCK), BLOCK)
+        return pl.ds(pl.multiple_of(self._register(ref, number) * BLOCK, BLOCK), BLOCK)
 
-    def _rotation(self, lanes: jax.Array | int) -> jax.Array:
-        return lax.rem(lanes + 2 * BLOCK, BLOCK)
+    def _register(self, ref: Ref, number: int) -> jax.Array:
+        return jnp.minimum(lax.div(self.head * self.sizes.head_width, BLOCK) + number, ref.shape[2] // BLOCK - 1)
 
     # --------------------------------------------------------------------------------------------- mask and dropout
 
@@ -190,6 +201,16 @@ class Program:
 
     def _slot(self, step: jax.Array | int) -> jax.Array | int:
         return step & (self.blocks.hidden_XJD.shape[0] - 1)
+
+
+def _roll(tile: jax.Array, lanes: jax.Array | int) -> jax.Array:
+    """The tile with its lanes rolled right, in float32; two rows of bfloat16 at a time."""
+    lanes = lax.rem(lanes + BLOCK, BLOCK)
+    if tile.dtype == jnp.bfloat16:
+        tile = pltpu.bitcast(pltpu.roll(pltpu.bitcast(tile, jnp.uint32), lanes, 1), jnp.bfloat16)
+    else:
+        tile = pltpu.roll(tile, lanes, 1)
+    return tile.astype(jnp.float32)
 
 
 def _between(number: jax.Array, low: jax.Array | int, high: jax.Array | int) -> jax.Array:

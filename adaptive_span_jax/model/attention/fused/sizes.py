@@ -16,6 +16,7 @@ BLOCK = 128
 
 # A head that reaches no further has a path of its own, without steps.
 SHORT = BLOCK // 2
+HALVES = (slice(0, SHORT), slice(SHORT, BLOCK))  # of a query block, each of which then sees 128 keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,12 @@ class Sizes:
     def blocks(self) -> int:
         """Query blocks of a segment."""
         return self.segment // BLOCK
+
+    @property
+    def pairs(self) -> list[range]:
+        """Query blocks by twos. Steps handle them so: the compiler's schedule is shorter than for one after another."""
+        blocks = range(self.blocks)
+        return [blocks[first : first + 2] for first in blocks[::2]]
 
     @property
     def distance_blocks(self) -> int:
