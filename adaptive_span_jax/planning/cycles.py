@@ -250,6 +250,8 @@ class _Counter:
                 raise ScheduleError(f"{instruction.name}: {instruction.opcode} instructions are not understood")
             elif instruction.name in self._schedules:
                 yield self._operation(instruction, place)
+            elif instruction.opcode == "fusion" or hlo.KERNEL in instruction.attributes:
+                raise ScheduleError(f"{instruction.name}: the compiler wrote down no schedule of it")
             elif instruction.opcode in hlo.PREFETCH:
                 part = place.far or (LAYERS if place.in_layer else OUTSIDE)
                 moved = self._program.traffic(instruction, place.computation)
