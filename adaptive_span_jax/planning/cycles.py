@@ -2,7 +2,8 @@
 
 Counted: every bundle that a chip issues, a cycle each, with loops multiplied out. Layers are loops with constant turns.
 What depends on the spans follows from them: the turns of the XLA path's far loops (model/flops.py), and the branches
-and turns of the attention kernel (`kernel_turns`). Not counted: waiting for HBM, for other chips, or for an MXU.
+and turns of the attention kernel (`kernel_turns`). An operation takes no less than its products take the MXUs. Not
+counted: waiting for HBM or for other chips; the traffic is counted beside the cycles.
 """
 
 import dataclasses

@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -387,7 +388,7 @@ def test_far_loops_turn_as_often_as_the_spans_say():
     z_LH = np.array([[0.0, 200.0], [0.0, 0.0], [500.0, 90.0]])
     step = cycles.count_step(CONFIG, far_dump(), z_LH, chips=2)
     runs = {each.name: each.runs for each in step.operations}
-    rows_X, tiles_LHX = (np.asarray(array) for array in flops.far_tiles(CONFIG, np.asarray(z_LH, np.float32)))
+    rows_X, tiles_LHX = (np.asarray(array) for array in flops.far_tiles(CONFIG, jnp.asarray(z_LH, jnp.float32)))
     assert len(rows_X) == 4 + 2  # blocks of memory, then of the segment
     # Three heads reach further than 64: 206, 506 and 96 positions, in blocks of 128.
     assert runs["in.head"] == pytest.approx(3)
