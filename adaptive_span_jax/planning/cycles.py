@@ -2,7 +2,8 @@
 
 Counted: every bundle that a chip issues, a cycle each, with loops multiplied out. Layers are loops with constant turns.
 What depends on the spans follows from them: the turns of the XLA path's far loops (model/flops.py), and the branches
-and turns of the attention kernel (`kernel_turns`). Not counted: waiting for HBM, for other chips, or for an MXU.
+and turns of the attention kernel (`kernel_turns`). An operation takes no less than its products take the MXUs. Not
+counted: waiting for HBM or for other chips; the traffic is counted beside the cycles.
 """
 
 import dataclasses
@@ -249,6 +250,8 @@ class _Counter:
                 raise ScheduleError(f"{instruction.name}: {instruction.opcode} instructions are not understood")
             elif instruction.name in self._schedules:
                 yield self._operation(instruction, place)
+            elif instruction.opcode == "fusion" or hlo.KERNEL in instruction.attributes:
+                raise ScheduleError(f"{instruction.name}: the compiler wrote down no schedule of it")
             elif instruction.opcode in hlo.PREFETCH:
                 part = place.far or (LAYERS if place.in_layer else OUTSIDE)
                 moved = self._program.traffic(instruction, place.computation)

@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -61,15 +62,21 @@ def test_every_bundle_is_a_cycle_and_a_delay_is_more():
 
 
 def test_a_comment_may_go_over_several_lines():
-    text = listing("%1 = dma /* bounds", *skip("p1", 5), "%2 = vst", "PF").replace("bounds", "bounds: (1, 8)\nstrides")
-    text = text.replace("PF:  { }", "PF:  { dma /* window\n */ } /* Start/End empty region 5 */")
-    assert bundles.count(bundles.parse(text)).cycles == 1 + 1 + bundles.JUMP_SLOTS + 2
+    text = listing(*skip("p1", 5), *("%2 = vadd",) * 9, "PF", "%3 = vst")
+    text = text.replace("PF: {  }", "PF: { %1 = dma /* window\nbounds: (1, 8)\n */ } /* Start/End empty region 5 */")
+    assert bundles.parse(text).parts[0].body.own.cycles == 9
 
 
 def test_loops_are_multiplied_out_with_the_bundles_after_their_jump():
     assert count("%1 = vld", *loop(10, "%2 = vadd", ""), "%3 = vst").cycles == 2 + 4 * (AROUND + 2)
     nested = loop(10, "%1 = vadd", *loop(20, "%2 = vmul", turns=3), turns=5)
     assert count(*nested, "").cycles == 5 * (AROUND + 1 + 3 * (AROUND + 1)) + 1
+
+
+def test_a_branch_may_skip_a_loop_and_what_follows():
+    before = 1 + bundles.JUMP_SLOTS
+    assert count(*skip("p1", 5), *loop(10, turns=2), "PF @5").cycles == before + 2 * AROUND + 1
+    assert count(*skip("p1", 5), *loop(10, turns=2), "%1 = vst", "PF @5").cycles == before + 2 * AROUND + 2
 
 
 def test_loops_side_by_side_are_not_nested():
@@ -381,7 +388,7 @@ def test_far_loops_turn_as_often_as_the_spans_say():
     z_LH = np.array([[0.0, 200.0], [0.0, 0.0], [500.0, 90.0]])
     step = cycles.count_step(CONFIG, far_dump(), z_LH, chips=2)
     runs = {each.name: each.runs for each in step.operations}
-    rows_X, tiles_LHX = (np.asarray(array) for array in flops.far_tiles(CONFIG, np.asarray(z_LH, np.float32)))
+    rows_X, tiles_LHX = (np.asarray(array) for array in flops.far_tiles(CONFIG, jnp.asarray(z_LH, jnp.float32)))
     assert len(rows_X) == 4 + 2  # blocks of memory, then of the segment
     # Three heads reach further than 64: 206, 506 and 96 positions, in blocks of 128.
     assert runs["in.head"] == pytest.approx(3)
@@ -419,6 +426,7 @@ def test_without_far_heads_far_loops_take_nothing():
         ("condition=%limit.3", "condition=%limit.value", "not a loop over far heads"),
         ("all-reduce(%m)", "call(%m), to_apply=%layer", "not understood"),
         ("copy(%l), metadata", "copy(%l", "closing parenthesis"),
+        ("copy(%k)", "copy(%k)\n  %merged = f32[8]{0:T(128)} fusion(%k), calls=%layer", "merged: .* no schedule"),
     ],
 )
 def test_programs_that_are_not_understood_are_refused(old, new, message):
