@@ -97,10 +97,26 @@ def apply(
     if config.model.remat:
         read_layer = jax.checkpoint(read_layer, prevent_cse=False)  # inside a scan, CSE cannot undo it
     layers = jnp.arange(config.model.layers)
-    hidden_BTD, (inputs_LBTD, penalty_L, z_LBTH) = jax.lax.scan(read_layer, hidden_BTD, (layers, params[LAYERS]))
+    stacked = _cast_matrices(params[LAYERS], hidden_BTD.dtype)
+    hidden_BTD, (inputs_LBTD, penalty_L, z_LBTH) = jax.lax.scan(read_layer, hidden_BTD, (layers, stacked))
 
     inputs_LBTD, z_LBTH = jax.lax.stop_gradient((inputs_LBTD, z_LBTH))
     return Prediction(output(common, hidden_BTD), inputs_LBTD, penalty_L.sum(), z_LBTH)
+
+
+def _cast_matrices(layers: Params, dtype: DTypeLike) -> Params:
+    """The layers' parameters, with what hidden states are multiplied by in their dtype.
+
+    A layer would cast its own, but then its cast weights are stored for the backward pass once more, and gradients of
+    all layers are stored in float32 although each was computed in bfloat16.
+    """
+
+    def cast(path: tuple, leaf: jax.Array) -> jax.Array:
+        # Spans are computed in float32 at least, like LayerNorm, which has only vectors.
+        is_matrix = leaf.ndim > 2 and not any(key.key == "span" for key in path)
+        return leaf.astype(dtype) if is_matrix else leaf
+
+    return jax.tree_util.tree_map_with_path(cast, layers)
 
 
 def embed(config: Config, params: Params, tokens_BT: ArrayLike) -> jax.Array:

@@ -218,6 +218,15 @@ def test_bfloat16_keeps_parameters_and_logits_in_float32():
     assert np.abs(rough.logits_BTV - exact.logits_BTV).max() > 1e-4
 
 
+def test_bfloat16_does_not_round_the_weights_of_spans():
+    config, params = make("dynamic", model={"compute_dtype": "bfloat16"})
+    found = apply(config, params, TOKENS[:, :13], transformer.init_memory(config, 2))
+    span = params["layers"]["attention"]["span"]
+    hidden_BTD = np.asarray(params["embedding_VD"].astype(jnp.bfloat16), np.float64)[TOKENS[:, :13]]
+    logit_BTH = hidden_BTD @ np.asarray(span["weight_DH"][0]) + np.asarray(span["bias_H"][0])
+    assert_allclose(found.z_LBTH[0], config.span.limit / (1 + np.exp(-logit_BTH)), rtol=1e-5)
+
+
 def test_dropout_changes_logits_and_is_repeatable():
     config, params = make(model={"dropout": 0.4})
     memory = transformer.init_memory(config, 2)
