@@ -13,6 +13,7 @@ tracing (`nnx.merge`); none is stored.
     output_DV, output_bias_V           output layer, not tied to the input embedding
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -121,7 +122,37 @@ def _cast_matrices(layers: Params, dtype: DTypeLike) -> Params:
 
 def embed(config: Config, params: Params, tokens_BT: ArrayLike) -> jax.Array:
     """The first layer's input: hidden_BTD."""
-    return params["embedding_VD"][jnp.asarray(tokens_BT)].astype(jnp.dtype(config.model.compute_dtype))
+    return _look_up(jnp.dtype(config.model.compute_dtype), params["embedding_VD"], jnp.asarray(tokens_BT))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _look_up(dtype: DTypeLike, table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
+    return table_VD[tokens_BT].astype(dtype)
+
+
+def _look_up_forward(
+    dtype: DTypeLike, table_VD: jax.Array, tokens_BT: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _look_up(dtype, table_VD, tokens_BT), (table_VD, tokens_BT)
+
+
+def _look_up_backward(
+    dtype: DTypeLike, residuals: tuple[jax.Array, jax.Array], d_rows_BTD: jax.Array
+) -> tuple[jax.Array, None]:
+    # The sum of each token's rows as a product with zeros and ones: 6,000 cycles on a TPU, row after row 40,000.
+    table_VD, tokens_BT = residuals
+    one_hot_BTV = jax.nn.one_hot(tokens_BT, table_VD.shape[0], dtype=dtype)
+    d_table_VD = jnp.einsum(
+        "BTV,BTD->VD",
+        one_hot_BTV,
+        d_rows_BTD,
+        precision=jax.lax.Precision.HIGHEST,
+        preferred_element_type=table_VD.dtype,
+    )
+    return d_table_VD, None
+
+
+_look_up.defvjp(_look_up_forward, _look_up_backward)
 
 
 def make_layer(config: Config, layer_params: Params) -> Layer:

@@ -275,3 +275,16 @@ def _value_and_gradients(config, params, tokens, memory):
 def test_checkpoints_know_the_memory_by_these_names():
     # They are a public format: renaming one makes every older checkpoint unreadable.
     assert Memory._fields == ("hidden_LBMD", "end", "filled")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_gradient_of_the_embedding_is_the_sum_of_its_rows(dtype, x64):
+    config, params = make(model={"compute_dtype": dtype})
+    rows_BTD, pull_back = jax.vjp(lambda params: transformer.embed(config, params, TOKENS), params)
+    assert_array_equal(rows_BTD, params["embedding_VD"][TOKENS].astype(dtype))
+    d_rows_BTD = jax.random.normal(jax.random.key(3), rows_BTD.shape).astype(dtype)
+    expected_VD = np.zeros(params["embedding_VD"].shape)
+    np.add.at(expected_VD, TOKENS, np.asarray(d_rows_BTD, np.float64))
+    found_VD = pull_back(d_rows_BTD)[0]["embedding_VD"]
+    assert found_VD.dtype == params["embedding_VD"].dtype
+    assert_allclose(found_VD, expected_VD, rtol=1e-5 if dtype != "float64" else 1e-12, atol=1e-5)
