@@ -15,8 +15,10 @@ from adaptive_span_jax.model.memory import Memory
 
 def nats_BT(logits_BTV: jax.Array, targets_BT: ArrayLike) -> jax.Array:
     """The negative log-likelihood of every target, in nats."""
-    target_logit_BT1 = jnp.take_along_axis(logits_BTV, jnp.asarray(targets_BT)[..., None], axis=-1)
-    return jax.nn.logsumexp(logits_BTV, axis=-1) - target_logit_BT1[..., 0]
+    # A sum in which one term is not 0: gathering one number per row takes a TPU 39,000 cycles, this about 1,000.
+    is_target_BTV = jax.nn.one_hot(targets_BT, logits_BTV.shape[-1], dtype=bool)
+    target_logit_BT = jnp.where(is_target_BTV, logits_BTV, 0).sum(axis=-1)
+    return jax.nn.logsumexp(logits_BTV, axis=-1) - target_logit_BT
 
 
 def bits(nats: float) -> float:

@@ -26,8 +26,8 @@ class AdagradState(NamedTuple):
     sum_of_squares: optax.Params
 
 
-def make_optimizer(train: TrainConfig) -> optax.GradientTransformation:
-    """The published optimizer with its schedule."""
+def make_optimizer(train: TrainConfig) -> optax.GradientTransformationExtraArgs:
+    """The published optimizer with its schedule. Its `update` takes also `good`, see below."""
     return optax.chain(scale_by_clipped_adagrad(train.clip), optax.scale_by_learning_rate(make_schedule(train)))
 
 
@@ -44,27 +44,42 @@ def make_schedule(train: TrainConfig) -> Callable[[ArrayLike], jax.Array]:
     return learning_rate
 
 
-def scale_by_clipped_adagrad(clip: float) -> optax.GradientTransformation:
-    """g → c · g / (√G + ε). Below the key `layers` every layer's slice counts as a tensor of its own, as published."""
+def scale_by_clipped_adagrad(clip: float) -> optax.GradientTransformationExtraArgs:
+    """g → c · g / (√G + ε); for an update that is not `good`, as if every gradient were 0.
+
+    To Adagrad a gradient of 0 is no step at all: parameters and sums stay as they are, to the last bit.
+    """
 
     def init(params: optax.Params) -> AdagradState:
         return AdagradState(jax.tree.map(jnp.zeros_like, params))
 
     def update(
-        gradients: optax.Updates, state: Any, params: optax.Params | None = None
+        gradients: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        *,
+        good: jax.Array | bool = True,
+        **others: Any,
     ) -> tuple[optax.Updates, AdagradState]:
-        del params
+        del params, others
+
+        def step(g: jax.Array, squared_norm: jax.Array, total: jax.Array) -> jax.Array:
+            norm = jnp.sqrt(jnp.where(good, squared_norm, 0))
+            return jnp.minimum(1.0, clip / (norm + EPSILON)) * g / (jnp.sqrt(total) + EPSILON)
+
+        norms = squared_norms(gradients)
+        gradients = jax.tree.map(lambda g: jnp.where(good, g, 0), gradients)
         squares = jax.tree.map(lambda total, g: total + jnp.square(g), state.sum_of_squares, gradients)
-        steps = jax.tree_util.tree_map_with_path(
-            lambda path, g, total: _clip_factor(path, g, clip) * g / (jnp.sqrt(total) + EPSILON), gradients, squares
-        )
-        return steps, AdagradState(squares)
+        return jax.tree.map(step, gradients, norms, squares), AdagradState(squares)
 
-    return optax.GradientTransformation(init, cast(Any, update))
+    return optax.GradientTransformationExtraArgs(init, cast(Any, update))
 
 
-def _clip_factor(path: tuple, gradient: jax.Array, clip: float) -> jax.Array:
-    stacked = path[0].key == LAYERS
-    axes = tuple(range(1 if stacked else 0, gradient.ndim))
-    norm = jnp.sqrt(jnp.sum(jnp.square(gradient), axis=axes, keepdims=True))
-    return jnp.minimum(1.0, clip / (norm + EPSILON))
+def squared_norms(gradients: optax.Updates) -> optax.Updates:
+    """‖g‖² of every tensor. Below the key `layers` every layer's slice counts as a tensor of its own, as published."""
+
+    def squared_norm(path: tuple, gradient: jax.Array) -> jax.Array:
+        stacked = path[0].key == LAYERS
+        return jnp.sum(jnp.square(gradient), axis=tuple(range(int(stacked), gradient.ndim)), keepdims=True)
+
+    return jax.tree_util.tree_map_with_path(squared_norm, gradients)

@@ -17,7 +17,7 @@ from adaptive_span_jax.model.dropout import Dropout
 from adaptive_span_jax.model.memory import Memory, memory_sharding
 from adaptive_span_jax.runtime import cpu, sharding
 from adaptive_span_jax.training import objective
-from adaptive_span_jax.training.optimizer import make_schedule
+from adaptive_span_jax.training.optimizer import make_schedule, squared_norms
 from adaptive_span_jax.training.state import TrainState
 
 
@@ -37,7 +37,7 @@ EvalStep = Callable[[transformer.Params, Memory, ScoredSegment], tuple[Memory, t
 
 
 def make_train_step(
-    config: Config, optimizer: optax.GradientTransformation, state: TrainState, mesh: Mesh
+    config: Config, optimizer: optax.GradientTransformationExtraArgs, state: TrainState, mesh: Mesh
 ) -> TrainStep:
     """The compiled training step for states placed like `state`. It consumes the state it is given."""
     schedule = make_schedule(config.train)
@@ -48,11 +48,11 @@ def make_train_step(
         with sharding.on_mesh(mesh):
             gradients, found = _gradients(config, state.params, segment, state.memory, dropout)
         # One non-finite number would spoil every parameter for good, so such a step is skipped; the run continues
-        # with the next segment, from the memory before. To Adagrad a gradient of zero is no step at all: parameters and
-        # sums stay as they are, to the last bit, and the schedule stays in step with the steps.
-        good = jnp.isfinite(found.nats + optax.tree.norm(gradients))
-        gradients = jax.tree.map(lambda g: jnp.where(good, g, 0), gradients)
-        updates, opt_state = optimizer.update(gradients, state.opt_state)
+        # with the next segment, from the memory before, and the schedule stays in step with the steps. The optimizer
+        # clips by the same norms, and the compiler computes them once.
+        squares = jax.tree.leaves(squared_norms(gradients))
+        good = jnp.isfinite(found.nats + sum(square.sum() for square in squares))
+        updates, opt_state = optimizer.update(gradients, state.opt_state, good=good)
         params: Any = span.project(optax.apply_updates(state.params, updates))
         memory = state.memory.advance(found.inputs_LBTD, config.span.limit, good)
         cost = flops.cost(config, found.furthest_z_LH)

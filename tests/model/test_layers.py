@@ -1,5 +1,7 @@
 """The attention used alone in somebody else's Flax model, as README shows it; LayerNorm against Flax's."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -58,13 +60,13 @@ def test_attention_in_another_model_trains_and_remembers():
 def test_layer_norm_and_its_gradients_equal_those_of_flax(x64):
     keys = jax.random.split(jax.random.key(2), 4)
     x_BTD, d_y_BTD = (jax.random.normal(key, (2, 3, 11), float) + 5 for key in keys[:2])
-    ours, theirs = LayerNorm(11, float), nnx.LayerNorm(11, epsilon=1e-5, param_dtype=float, rngs=nnx.Rngs(0))
-    for norm in (ours, theirs):
+    norms: Any = LayerNorm(11, float), nnx.LayerNorm(11, epsilon=1e-5, param_dtype=float, rngs=nnx.Rngs(0))
+    for norm in norms:
         norm.scale[...], norm.bias[...] = (jax.random.normal(key, (11,), float) for key in keys[2:])
 
     def loss(norm, x_BTD):
         y_BTD = norm(x_BTD)
         return (y_BTD * d_y_BTD).sum(), y_BTD
 
-    found, expected = (nnx.grad(loss, argnums=(0, 1), has_aux=True)(norm, x_BTD) for norm in (ours, theirs))
+    found, expected = (nnx.grad(loss, argnums=(0, 1), has_aux=True)(norm, x_BTD) for norm in norms)
     jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-10, atol=1e-12), found, expected)

@@ -218,6 +218,15 @@ def test_bfloat16_keeps_parameters_and_logits_in_float32():
     assert np.abs(rough.logits_BTV - exact.logits_BTV).max() > 1e-4
 
 
+def test_bfloat16_does_not_round_the_weights_of_spans():
+    config, params = make("dynamic", model={"compute_dtype": "bfloat16"})
+    found = apply(config, params, TOKENS[:, :13], transformer.init_memory(config, 2))
+    span = params["layers"]["attention"]["span"]
+    hidden_BTD = np.asarray(params["embedding_VD"].astype(jnp.bfloat16), np.float64)[TOKENS[:, :13]]
+    logit_BTH = hidden_BTD @ np.asarray(span["weight_DH"][0]) + np.asarray(span["bias_H"][0])
+    assert_allclose(found.z_LBTH[0], config.span.limit / (1 + np.exp(-logit_BTH)), rtol=1e-5)
+
+
 def test_dropout_changes_logits_and_is_repeatable():
     config, params = make(model={"dropout": 0.4})
     memory = transformer.init_memory(config, 2)
@@ -266,3 +275,16 @@ def _value_and_gradients(config, params, tokens, memory):
 def test_checkpoints_know_the_memory_by_these_names():
     # They are a public format: renaming one makes every older checkpoint unreadable.
     assert Memory._fields == ("hidden_LBMD", "end", "filled")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_gradient_of_the_embedding_is_the_sum_of_its_rows(dtype, x64):
+    config, params = make(model={"compute_dtype": dtype})
+    rows_BTD, pull_back = jax.vjp(lambda params: transformer.embed(config, params, TOKENS), params)
+    assert_array_equal(rows_BTD, params["embedding_VD"][TOKENS].astype(dtype))
+    d_rows_BTD = jax.random.normal(jax.random.key(3), rows_BTD.shape).astype(dtype)
+    expected_VD = np.zeros(params["embedding_VD"].shape)
+    np.add.at(expected_VD, TOKENS, np.asarray(d_rows_BTD, np.float64))
+    found_VD = pull_back(d_rows_BTD)[0]["embedding_VD"]
+    assert found_VD.dtype == params["embedding_VD"].dtype
+    assert_allclose(found_VD, expected_VD, rtol=1e-5 if dtype != "float64" else 1e-12, atol=1e-5)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 
 from adaptive_span_jax.training.optimizer import make_optimizer, make_schedule
 from tests.conftest import tiny_config
@@ -55,6 +55,19 @@ def test_every_layer_is_clipped_on_its_own(x64):
 
 def test_zero_gradients_do_not_move_anything():
     assert_allclose(run(make_optimizer(config()), np.zeros((2, 3))), 0)
+
+
+def test_an_update_that_is_not_good_leaves_every_bit(x64):
+    optimizer = make_optimizer(config())
+    params = {"layers": {"a": jnp.ones((2, 3))}, "b": jnp.ones(4)}
+    _, before = optimizer.update(params, optimizer.init(params))
+    for bad in (np.nan, np.inf, 1e300):
+        gradients = {"layers": {"a": jnp.full((2, 3), bad)}, "b": jnp.full(4, 0.1)}
+        updates, after = optimizer.update(gradients, before, good=jnp.asarray(False))
+        jax.tree.map(lambda update: assert_array_equal(update, 0), updates)
+        jax.tree.map(
+            assert_array_equal, optax.tree.get(after, "sum_of_squares"), optax.tree.get(before, "sum_of_squares")
+        )
 
 
 def test_state_keeps_its_types():
