@@ -6,7 +6,7 @@ source launch/environment.sh
 use_environment requirements-dev.txt
 
 markers=(-m "not slow")
-# Tests mostly compile, so they do it without optimisations.
+# Tests mostly compile, so they do it without optimizations.
 export XLA_FLAGS="--xla_backend_optimization_level=0"
 # The older code generators of XLA:CPU compile faster (5 min 14 s → 3 min 13 s). JAX 0.11 no longer has them, and XLA ends the
 # process at a flag that it does not know.

@@ -62,13 +62,13 @@ def _largest_logit(params: Params, layer: int, weight_DH: np.ndarray) -> np.ndar
     """The largest vᵀx over all inputs x that a layer can get, for every head."""
     if layer == 0:
         input_ND = np.asarray(params["embedding_VD"], np.float64)
-        centre_D, radius_D = np.zeros(input_ND.shape[1]), np.abs(input_ND).max(axis=0)
+        center_D, radius_D = np.zeros(input_ND.shape[1]), np.abs(input_ND).max(axis=0)
         largest_H = (input_ND @ weight_DH).max(axis=0)
     else:
         # The input is the output of a LayerNorm: scale · n + bias with ‖n‖ ≤ √D.
         norm = params[LAYERS]["feedforward_norm"]
-        scale_D, centre_D = (np.asarray(norm[name], np.float64)[layer - 1] for name in ("scale", "bias"))
+        scale_D, center_D = (np.asarray(norm[name], np.float64)[layer - 1] for name in ("scale", "bias"))
         radius_D = np.abs(scale_D) * np.sqrt(len(scale_D))
-        largest_H = centre_D @ weight_DH + np.linalg.norm(scale_D[:, None] * weight_DH, axis=0) * len(scale_D) ** 0.5
+        largest_H = center_D @ weight_DH + np.linalg.norm(scale_D[:, None] * weight_DH, axis=0) * len(scale_D) ** 0.5
     # Inputs may be rounded to bfloat16, with a relative error of at most 2⁻⁸.
-    return largest_H + 2**-8 * (np.abs(centre_D) + radius_D) @ np.abs(weight_DH)
+    return largest_H + 2**-8 * (np.abs(center_D) + radius_D) @ np.abs(weight_DH)

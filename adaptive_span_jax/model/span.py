@@ -3,7 +3,7 @@
 A span module maps the layer's input to z, in positions, of a shape that broadcasts to [B, T, H]. Its `penalty(z)` is
 what the loss multiplies by lambda. The rest of the model does not depend on the kind:
 
-    kind      z                                  learned            penalised
+    kind      z                                  learned            penalized
     fixed     S                                  nothing            no
     adaptive  S · z', one z' in [0, 1] per head  span_fraction_H    mean over heads
     dynamic   S · σ(vᵀx_t + b) per head, token   weight_DH, bias_H  mean over heads and tokens

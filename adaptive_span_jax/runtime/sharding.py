@@ -36,7 +36,7 @@ REPLICATED, PSUM = "replicated", "psum"
 
 
 def make_mesh(devices: list[jax.Device] | None = None, fsdp: int = 1) -> Mesh:
-    """All devices: data × fsdp of them, neighbours along fsdp."""
+    """All devices: data × fsdp of them, neighbors along fsdp."""
     devices = devices or jax.devices()
     if len(devices) % fsdp:
         raise UserError(f"config.mesh.fsdp is {fsdp}, which does not divide the {counted(len(devices), 'device')}")

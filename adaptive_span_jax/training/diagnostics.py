@@ -1,4 +1,4 @@
-"""What tends to go wrong with spans in training, recognised from a run's logs, and what to try."""
+"""What tends to go wrong with spans in training, recognized from a run's logs, and what to try."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -44,7 +44,7 @@ def concerns(config: Config, metrics: Sequence[dict[str, Any]], spans: Sequence[
     """What to warn of, given the lines of `metrics.jsonl` and `spans.jsonl` so far."""
     if config.span.kind == "fixed" or not spans:
         return []
-    found = (_frozen(config, spans), _saturated(config, spans), _penalised(config, metrics))
+    found = (_frozen(config, spans), _saturated(config, spans), _penalty_dominates(config, metrics))
     return [concern for concern in found if concern]
 
 
@@ -88,7 +88,7 @@ def _saturated(config: Config, spans: Sequence[dict[str, Any]]) -> Concern | Non
     )
 
 
-def _penalised(config: Config, metrics: Sequence[dict[str, Any]]) -> Concern | None:
+def _penalty_dominates(config: Config, metrics: Sequence[dict[str, Any]]) -> Concern | None:
     # After a bad step numbers may be missing.
     lines = [line for line in metrics if "penalty_nats" in line and "train_bits" in line]
     if not lines:

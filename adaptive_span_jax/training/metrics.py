@@ -176,7 +176,7 @@ def _step_of(line: str) -> float:
         return float("inf")
 
 
-def utilisation(config: Config, average_span: float, tokens_per_second: float, devices: list[jax.Device]) -> float:
+def utilization(config: Config, average_span: float, tokens_per_second: float, devices: list[jax.Device]) -> float:
     """The share of the devices' peak that training uses; not a number where the peak is not known.
 
     Only what the model needs counts, by the paper's formula: two operations per multiply-add, and a backward pass of

@@ -1,4 +1,4 @@
-"""What training minimises and what people report: the negative log-likelihood in nats, and in bits."""
+"""What training minimizes and what people report: the negative log-likelihood in nats, and in bits."""
 
 import math
 
@@ -32,7 +32,7 @@ def perplexity(nats: float) -> float:
 def objective(
     config: Config, params: transformer.Params, segment: Segment, memory: Memory, dropout: Dropout | None
 ) -> tuple[jax.Array, tuple[transformer.Prediction, jax.Array, jax.Array]]:
-    """What training minimises, and (prediction, mean nats, penalty in nats)."""
+    """What training minimizes, and (prediction, mean nats, penalty in nats)."""
     prediction = transformer.apply(config, params, segment.tokens_BT, memory, dropout)
     nats = nats_BT(prediction.logits_BTV, segment.targets_BT).mean()
     penalty_nats = config.span.penalty * prediction.penalty

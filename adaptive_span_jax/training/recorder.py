@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.model import span
 from adaptive_span_jax.training import objective
-from adaptive_span_jax.training.metrics import MetricsLog, Window, utilisation
+from adaptive_span_jax.training.metrics import MetricsLog, Window, utilization
 from adaptive_span_jax.training.nonfinite_steps import NonFiniteSteps
 from adaptive_span_jax.training.step import Metrics
 
@@ -85,7 +85,7 @@ class Recorder:
             "published_multiply_adds_per_token": float(metrics.cost.published),
             "tokens_per_second": tokens,
             "tokens_per_second_per_device": tokens / self._mesh.size,
-            "flops_utilisation": utilisation(self._config, average, tokens, list(self._mesh.devices.flat)),
+            "flops_utilisation": utilization(self._config, average, tokens, list(self._mesh.devices.flat)),
             "input_share": self._window.input_share,
         }
         # After a non-finite step some numbers are not finite, and not every device's peak is known.

@@ -22,7 +22,7 @@ from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.report import report
 from adaptive_span_jax.runtime import chips, sharding
 from adaptive_span_jax.training import step
-from adaptive_span_jax.training.metrics import read_lines, utilisation
+from adaptive_span_jax.training.metrics import read_lines, utilization
 from adaptive_span_jax.training.optimizer import make_optimizer
 from adaptive_span_jax.training.state import abstract_state, create_state, restore_state
 from tests.conftest import tiny_config, use_devices
@@ -121,7 +121,7 @@ def test_workdir_holds_what_is_promised(tmp_path, capsys, monkeypatch):
     for line in logged:
         tokens = line["tokens_per_second"]
         assert line["tokens_per_second_per_device"] == tokens / 2
-        share = utilisation(config, line["average_span"], tokens, jax.devices()[:2])
+        share = utilization(config, line["average_span"], tokens, jax.devices()[:2])
         assert_allclose(line["flops_utilisation"], share, rtol=1e-6)
     assert [line["step"] for line in lines if "dev_bits" in line] == [10, 20]
     assert list((tmp_path / "tensorboard").iterdir())

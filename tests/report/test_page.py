@@ -39,9 +39,9 @@ BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-c
 
 # The contrast of an element's text to the card behind it, as defined by WCAG.
 CONTRAST = """text => {
-  const numbers = colour => colour.match(/[0-9.]+/g).slice(0, 3).map(Number);
+  const numbers = color => color.match(/[0-9.]+/g).slice(0, 3).map(Number);
   const linear = x => (x /= 255) <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4;
-  const bright = colour => numbers(colour).map(linear).reduce((sum, x, i) => sum + x * [0.2126, 0.7152, 0.0722][i], 0);
+  const bright = color => numbers(color).map(linear).reduce((sum, x, i) => sum + x * [0.2126, 0.7152, 0.0722][i], 0);
   const card = getComputedStyle(text.closest('figure')).backgroundColor;
   const [low, high] = [bright(getComputedStyle(text).fill), bright(card)].sort((a, b) => a - b);
   return (high + 0.05) / (low + 0.05);
@@ -74,8 +74,8 @@ def chromium():
         browser.close()
 
 
-def colours(png: bytes) -> int:
-    """How many different colours a screenshot has."""
+def colors(png: bytes) -> int:
+    """How many different colors a screenshot has."""
     image = (matplotlib.image.imread(io.BytesIO(png))[..., :3] * 255).astype(np.uint32)
     return len(np.unique(image @ np.array([1 << 16, 1 << 8, 1], np.uint32)))
 
@@ -204,14 +204,14 @@ def test_page_looks_right_on_phone_and_desk_in_light_and_dark(run):
                 assert box
                 assert box["width"] > 250
                 assert box["height"] > 100
-                assert colours(figure.screenshot()) > 20, f"{name} is blank"
+                assert colors(figure.screenshot()) > 20, f"{name} is blank"
                 assert page.locator(f"figure#{name} text").first.evaluate(CONTRAST) > 7, name
             assert page.locator("tr.run").count() == 0, "the run has not read the tables' text"
             assert "This run has read stdlib" in page.locator(".apart").inner_text()
             check_sample(page)
             check_tables(page, narrow=width == 360)
             seen[width, scheme] = page.screenshot(full_page=True)
-            assert colours(seen[width, scheme]) > 100
+            assert colors(seen[width, scheme]) > 100
             page.close()
     means = {view: float(matplotlib.image.imread(io.BytesIO(png))[..., :3].mean()) for view, png in seen.items()}
     assert means[360, "light"] > 0.8

@@ -65,13 +65,13 @@ def attention_patterns(weight_LHS: np.ndarray, z_LH: np.ndarray, ramp: int, quer
 def _weight_lines(axes: Any, weight_LHS: np.ndarray, z_LH: np.ndarray, chosen: tuple[Head, Head], ramp: int) -> None:
     limit = weight_LHS.shape[-1]
     distance_S = np.arange(1, limit + 1)
-    for (layer, head), colour, dashes in zip(chosen, (BLUE, RED), ("-", "--"), strict=True):
+    for (layer, head), color, dashes in zip(chosen, (BLUE, RED), ("-", "--"), strict=True):
         weight_S, span = weight_LHS[layer, head], float(head_spans(z_LH[layer, head], ramp, limit))
         label = f"layer {layer + 1}, head {head + 1}: span {span:,.1f}"
         axes.plot(
-            distance_S, np.where(weight_S > 0, weight_S, np.nan), dashes, color=colour, linewidth=1.3, label=label
+            distance_S, np.where(weight_S > 0, weight_S, np.nan), dashes, color=color, linewidth=1.3, label=label
         )
-        axes.axvline(span, color=colour, linewidth=0.8, linestyle=":")
+        axes.axvline(span, color=color, linewidth=0.8, linestyle=":")
     lowest = min(float(weight_LHS[at][weight_LHS[at] > 0].min()) for at in chosen)
     furthest = max(int(np.flatnonzero(weight_LHS[at] > 0)[-1]) + 1 for at in chosen)
     axes.set(xscale="log", yscale="log", ylim=(max(lowest / 2, 1e-6), 1.2), xlim=(0.9, furthest * 1.1))

@@ -30,9 +30,9 @@ def cost_by_limit(config: Config, z_LH: np.ndarray, furthest_z_LH: np.ndarray) -
         "this model, as executed here",
         "this model, published algorithm",
     )
-    for cost, (colour, dashes, marker), label in zip(list(zip(*rows, strict=True))[1:], looks, labels, strict=False):
+    for cost, (color, dashes, marker), label in zip(list(zip(*rows, strict=True))[1:], looks, labels, strict=False):
         millions = [count / 1e6 for count in cost]
-        axes.plot(limits, millions, dashes, marker=marker, color=colour, markersize=4, linewidth=1.3, label=label)
+        axes.plot(limits, millions, dashes, marker=marker, color=color, markersize=4, linewidth=1.3, label=label)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.set(xlabel="limit S (positions, log scale)", ylabel="million multiply-adds per token", ylim=(0, None))

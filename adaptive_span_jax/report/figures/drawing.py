@@ -1,7 +1,7 @@
 """What every figure has in common: its look, and the files it becomes (SVG, PNG and the numbers as CSV).
 
 Text and axes are drawn in one ink, which becomes `currentColor` in SVG: the same file is readable on light and on dark
-backgrounds. Data is drawn in those colours of Okabe and Ito, which colour-blind people tell apart, that both
+backgrounds. Data is drawn in those colors of Okabe and Ito, which color-blind people tell apart, that both
 backgrounds leave visible, or in shades between two of them.
 """
 
@@ -78,7 +78,7 @@ class Drawing:
         storage.write_text(directory / f"{self.name}.csv", written.getvalue())
 
     def svg(self) -> str:
-        """The figure as an SVG element that takes the colour of the text around it, and all the width it is given."""
+        """The figure as an SVG element that takes the color of the text around it, and all the width it is given."""
         text = self._render("svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))).decode()
         text = text[text.index("<svg ") :].replace(INK, "currentColor")
         # Identifiers must stay apart when several figures stand on one page.
@@ -112,13 +112,13 @@ def name_at_edge(axes: Any, name: str, top: int) -> None:
 
 
 def shades(count: int) -> np.ndarray:
-    """Colours in order, first to last, all of them visible on light and on dark, neighbours easy to tell apart.
+    """Colors in order, first to last, all of them visible on light and on dark, neighbors easy to tell apart.
 
-    Hue goes once around, and every second colour is lighter: many hues at one brightness would look alike.
+    Hue goes once around, and every second color is lighter: many hues at one brightness would look alike.
     """
     around = LinearSegmentedColormap.from_list("shades", [BLUE, GREEN, "#8a7800", RED, "#b0508c"])
-    colour_N3 = around(np.linspace(0, 1, count))[:, :3]
-    linear_N3 = np.where(colour_N3 <= 0.04045, colour_N3 / 12.92, ((colour_N3 + 0.055) / 1.055) ** 2.4)
+    color_N3 = around(np.linspace(0, 1, count))[:, :3]
+    linear_N3 = np.where(color_N3 <= 0.04045, color_N3 / 12.92, ((color_N3 + 0.055) / 1.055) ** 2.4)
     # These luminances have a contrast of 3 to the dark and to the light card.
     luminance_N = np.where(np.arange(count) % 2, 0.28, 0.145)
     linear_N3 *= (luminance_N / (linear_N3 @ LUMINANCE))[:, None]

@@ -37,9 +37,9 @@ def span_heat_map(z_LH: np.ndarray, ramp: int, limit: int) -> Figure:
     for layer, head in np.ndindex(layers, heads):
         value = span_LH[layer, head]
         finite = np.isfinite(value)
-        colour = "white" if finite and scale(value) <= 0.5 else "black"
+        color = "white" if finite and scale(value) <= 0.5 else "black"
         text = f"{value:.1f}" if finite else "–"
-        axes.text(head, layer, text, ha="center", va="center", fontsize=8, color=colour)
+        axes.text(head, layer, text, ha="center", va="center", fontsize=8, color=color)
     axes.set(xlabel="head", ylabel="layer", title="Span of every head (positions)")
     axes.set_xticks(range(heads), [str(head + 1) for head in range(heads)])
     axes.set_yticks(range(layers), [str(layer + 1) for layer in range(layers)])
@@ -115,7 +115,7 @@ def span_history(steps_N: np.ndarray, z_NLH: np.ndarray, ramp: int, limit: int) 
     return Drawing(
         name="span_history",
         title="Spans over training",
-        caption="One line per head; colours go from the first layer to the last.",
+        caption="One line per head; colors go from the first layer to the last.",
         alt=alt,
         figure=figure,
         columns=("step", "layer", "head", "span_positions"),
@@ -127,15 +127,15 @@ def span_history(steps_N: np.ndarray, z_NLH: np.ndarray, ramp: int, limit: int) 
 
 
 def _span_lines(figure: Figure, axes: matplotlib.axes.Axes, steps_N: np.ndarray, span_NLH: np.ndarray) -> None:
-    """One line per head in its layer's colour, and which colour is which layer."""
+    """One line per head in its layer's color, and which color is which layer."""
     layers = span_NLH.shape[1]
-    for layer, colour in enumerate(shades(layers)):
-        lines = axes.plot(steps_N, span_NLH[:, layer], color=colour, linewidth=1)
+    for layer, color in enumerate(shades(layers)):
+        lines = axes.plot(steps_N, span_NLH[:, layer], color=color, linewidth=1)
         lines[0].set_label(f"layer {layer + 1}")
     axes.set(xlabel="step")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    # Of many layers some are named: colours follow the order.
+    # Of many layers some are named: colors follow the order.
     handles, labels = axes.get_legend_handles_labels()
     every = -(-layers // 12)
     figure.legend(handles[::every], labels[::every], loc="outside right upper", fontsize=8, handlelength=1.2)

@@ -35,12 +35,12 @@ def span_sweep(points: Sequence[Point], unit: str) -> Drawing:
         ("flops_per_token", 1e-6, "million multiply-adds per token"),
     )
     for panel, (name, scale, label) in zip(axes, values, strict=True):
-        for kind, (colour, dashes, marker) in _LOOKS.items():
+        for kind, (color, dashes, marker) in _LOOKS.items():
             chosen = [point for point in points if point.kind == kind]
             found = [(point.limit, getattr(point, name) * scale) for point in chosen]
             found = [(limit, number) for limit, number in found if math.isfinite(number)]
             if found:
-                panel.plot(*zip(*found, strict=True), dashes, marker=marker, color=colour, label=kind)
+                panel.plot(*zip(*found, strict=True), dashes, marker=marker, color=color, label=kind)
         panel.set(xlabel="limit S (positions)", ylabel=label)
         if not panel.lines:
             leave_empty(panel, "no finite numbers")

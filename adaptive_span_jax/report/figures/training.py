@@ -21,11 +21,11 @@ def training_curves(lines: Sequence[dict[str, Any]], unit: str) -> Drawing:
         (speed, "tokens_per_second", PINK, "-", None),
     )
     last = []
-    for axes, name, colour, form, label in curves:
+    for axes, name, color, form, label in curves:
         # A number that was not finite is missing or null in the log.
         points = [(line["step"], line[name]) for line in lines if _is_finite(line.get(name))]
         if points:
-            axes.plot(*zip(*points, strict=True), form, color=colour, label=label, linewidth=1.3, markersize=4)
+            axes.plot(*zip(*points, strict=True), form, color=color, label=label, linewidth=1.3, markersize=4)
         if points and label:
             last.append(f"{points[-1][1]:.3f} bits on {label}")
     bits.set(ylabel=f"bits per {unit}")
