@@ -1,4 +1,4 @@
-"""`--mode=compress`: a file made smaller by a run's model."""
+"""`--mode=compress`: compresses a file with a run's model."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def compress(directory: Path, which: str, source: Path, target: Path | None) -> 
     with terminal.share_done(f"compressing {source.name}") as show:
         packed = codec.pack(model, text, show)
     write_output(target, packed)
-    # The step by its number: it is this model that restores the file, also when training has moved on.
+    # By step number: only this checkpoint restores the file, even if training has continued.
     restore = {"mode": "decompress", "step": model.step, "input": target}
     if target.suffix != codec.SUFFIX:
         restore["output"] = source
@@ -44,11 +44,11 @@ def read_input(path: Path) -> bytes:
 def refuse_to_overwrite(path: Path) -> None:
     """Raises if the file to write exists."""
     if path.exists():
-        raise UserError(f"{path} exists and is not overwritten; name another file with --output")
+        raise UserError(f"{path} already exists; choose another file with --output")
 
 
 def write_output(path: Path, content: bytes) -> None:
-    """Writes the file that --output names, whole or not at all."""
+    """Writes the file that --output names, atomically."""
     try:
         storage.write_bytes(path, content)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`--mode=decompress`: restores what `--mode=compress` made."""
+"""`--mode=decompress`: restores a file that `--mode=compress` wrote."""
 
 from pathlib import Path
 
@@ -10,9 +10,9 @@ from adaptive_span_jax.runtime import terminal
 
 
 def decompress(directory: Path, which: str, source: Path, target: Path | None) -> int:
-    """Restores what `compress` made; returns the exit code."""
+    """Restores a compressed file; returns the exit code."""
     if target is None and source.suffix != codec.SUFFIX:
-        raise UserError(f"--input={source} does not end in {codec.SUFFIX}; name the file to write with --output")
+        raise UserError(f"--input={source} does not end in {codec.SUFFIX}; choose the output file with --output")
     packed, target = read_input(source), target or source.with_suffix("")
     refuse_to_overwrite(target)
     codec.check(packed, str(source))
@@ -20,5 +20,5 @@ def decompress(directory: Path, which: str, source: Path, target: Path | None) -
     with terminal.share_done(f"decompressing {source.name}") as show:
         text = codec.unpack(model, packed, str(source), show)
     write_output(target, text)
-    terminal.say(f"{target}: {terminal.counted(len(text), 'byte')}, checksum right")
+    terminal.say(f"{target}: {terminal.counted(len(text), 'byte')}, checksum matches")
     return 0

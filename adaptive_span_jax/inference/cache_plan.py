@@ -1,9 +1,9 @@
-"""How far back each head of a decoder reads: known before anything is compiled, because its weights do not change.
+"""How far back each head of a decoder reads: known before compiling, because its weights are fixed.
 
 kind      a head reads at most …
 fixed     S positions
 adaptive  `span.reach` of the z it learned
-dynamic   the same, with the largest z that any input at all could give it
+dynamic   the same, for the largest z that any input could produce
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from adaptive_span_jax.config import Config
 from adaptive_span_jax.model.span import reach
 from adaptive_span_jax.model.transformer import LAYERS, Params
 
-# The most positions that attention reads at once. Ring lengths are multiples of it, so that no chunk wraps around.
+# The maximum positions that attention reads at once. Ring lengths are multiples of it, so that no chunk wraps around.
 CHUNK = 64
 
 
@@ -22,7 +22,7 @@ class HeadGroup(NamedTuple):
     """Heads of one layer that are computed together, because their rings have the same length."""
 
     heads: tuple[int, ...]
-    rows: int  # M, the length of a ring: as far as the heads read, and a chunk more
+    rows: int  # M, the length of a ring: the reach of the heads plus a chunk
 
 
 # The groups of every layer.
@@ -30,7 +30,7 @@ CachePlan = tuple[tuple[HeadGroup, ...], ...]
 
 
 def plan(config: Config, params: Params) -> CachePlan:
-    """The groups of heads, with the number of positions that are cached for them."""
+    """The groups of heads of every layer, with the lengths of their rings."""
     rows_LH = -(-(head_reach(config, params) + CHUNK) // CHUNK) * CHUNK
     return tuple(
         tuple(HeadGroup(tuple(np.flatnonzero(rows_H == rows).tolist()), int(rows)) for rows in np.unique(rows_H))
@@ -44,7 +44,7 @@ def head_reach(config: Config, params: Params) -> np.ndarray:
 
 
 def largest_z(config: Config, params: Params) -> np.ndarray:
-    """Each head's z in positions, z_LH; for dynamic spans the largest that any input could give."""
+    """Each head's z in positions, z_LH; for dynamic spans the largest that any input could produce."""
     limit, shape = config.span.limit, (config.model.layers, config.model.heads)
     if config.span.kind == "fixed":
         return np.full(shape, limit)

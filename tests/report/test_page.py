@@ -109,7 +109,7 @@ def test_a_finished_run_has_a_report(run, one_device, capsys):
     headlines = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page)
     assert ("baseline: order-2 entropy of train, bits per byte", f"{result['order2_bits']:.3f}") in headlines
     saved = 1 - result["flops_per_token"] / summary["flops_per_token_fixed"]
-    assert ("multiply-adds saved against fixed spans of S = 37", f"{100 * saved:.0f} %") in headlines
+    assert ("multiply-adds saved compared with fixed spans of S = 37", f"{100 * saved:.0f} %") in headlines
     assert not [name for name, _ in headlines if "fetching" in name]
     assert "Fetching text took" in page
     for note in FOOTNOTES:
@@ -234,7 +234,7 @@ def test_a_model_whose_numbers_are_not_finite_has_a_report(value, tmp_path, one_
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     z_LH = cache_plan.largest_z(config, params)
     page = report.write_report(config, tmp_path, text, params, 2, z_LH).read_text()
-    assert "There is no sample" in page
+    assert "No sample" in page
     for reason in ("no span is finite", "no head has finite attention weights"):
         assert (reason in page) == np.isnan(value), reason
 

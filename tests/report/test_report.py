@@ -134,9 +134,7 @@ def test_data_is_visible_on_light_and_on_dark():
 
     for color in (BLUE, GREEN, RED, PINK, *shades(4), *shades(24)):
         for background in ("#ffffff", "#181c22"):
-            low, high = sorted(
-                (luminance(color[:3] if not isinstance(color, str) else color), luminance(background))
-            )
+            low, high = sorted((luminance(color[:3] if not isinstance(color, str) else color), luminance(background)))
             assert (high + 0.05) / (low + 0.05) > 3, (color, background)
 
 

@@ -31,7 +31,7 @@ def run_holder(path: Path) -> subprocess.Popen:
 def test_the_second_run_is_refused_and_a_dead_one_is_no_hindrance(tmp_path):
     holder = run_holder(tmp_path / ".lock")
     try:
-        expected = rf"is in use by process {holder.pid} on .*another directory"
+        expected = rf"is in use by process {holder.pid} on .*another --workdir"
         with pytest.raises(UserError, match=expected), workdir.only_user(tmp_path):
             pass
     finally:

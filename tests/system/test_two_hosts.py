@@ -198,7 +198,7 @@ def test_a_run_on_two_hosts_is_the_run_on_one(tmp_path, data):
         both.parts[1].kill()
         codes, _, errors = both.finish()
     assert codes[0] not in (0, None)
-    assert "another process has ended" in errors[0] or "another task died" in errors[0]
+    assert "another process ended" in errors[0] or "another task died" in errors[0]
     assert time.monotonic() - killed_at < DEAD_AFTER_SECONDS + 30
     assert ["prepares the data" in text for text in errors] == [True, False]
 

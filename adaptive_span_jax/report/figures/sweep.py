@@ -1,4 +1,4 @@
-"""Several runs that differ in their span only: what the limit S does to bits, to spans and to cost."""
+"""Runs that differ only in their span: bits, average span and cost against the limit S."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class Point(NamedTuple):
     dev_bits: float
     test_bits: float
     average_span: float
-    flops_per_token: float  # the paper's counting
+    flops_per_token: float  # counted as in the paper
     seconds: float
 
 
@@ -60,7 +60,7 @@ def span_sweep(points: Sequence[Point], unit: str) -> Drawing:
     return Drawing(
         name="span_sweep",
         title="Bits, spans and cost as S grows",
-        caption="Runs that differ in nothing but their span (paper, Figure 3).",
+        caption="Runs that differ only in their span (paper, Figure 3).",
         alt="; ".join(
             f"{point.kind} S = {point.limit}: {point.dev_bits:.3f} bits, average span {point.average_span:.1f}"
             for point in points

@@ -11,7 +11,7 @@ from adaptive_span_jax.report.figures.drawing import BLUE, GREEN, PINK, RED, Dra
 
 @styled
 def training_curves(lines: Sequence[dict[str, Any]], unit: str) -> Drawing:
-    """From the lines of `metrics.jsonl`."""
+    """Draws the lines of `metrics.jsonl`."""
     figure, (bits, rate, speed) = panels(3, 1, height=4.6, sharex=True, height_ratios=(2.2, 1, 1))
 
     curves = (
@@ -44,7 +44,7 @@ def training_curves(lines: Sequence[dict[str, Any]], unit: str) -> Drawing:
     return Drawing(
         name="training",
         title="Training",
-        caption=f"Bits per {unit} on train (mean since the line before) and on dev; learning rate; speed.",
+        caption=f"Bits per {unit} on train (mean since the previous log line) and on dev; learning rate; speed.",
         alt=f"Training curves up to step {lines[-1]['step']}, ending at {' and '.join(last)}."
         if last
         else "Empty: no finite bits were logged.",
