@@ -3,7 +3,7 @@
 python main.py                           the quick start: about four minutes, no download
 python main.py --config=enwik8_large     an experiment of the paper
 python main.py --config=bytes --config.data.path=FILE_OR_FOLDER    your own text
-python main.py --workdir=runs/bytes      resume a run; its own config.json is enough
+python main.py --workdir=runs/bytes      resume a run; --config is not needed
 python main.py --workdir=runs/bytes --mode=generate --prompt='Once '    use its model
 
 Every field of adaptive_span_jax/config.py can be set, e.g. --config.train.steps=100.
@@ -61,7 +61,7 @@ def _main(started: float, argv: list[str]) -> int:
         there = ", ".join(command_line.config_names())
         raise UserError(f"--config={file}: neither a file nor a known config; the configs are {there}")
     changes = config_flags.get_override_values(flags.FLAGS["config"])
-    modes.refuse_unused(_MODE.value, [flag.name for flag in _OF_SOME_MODES if flag.present], changes)
+    modes.reject_unused(_MODE.value, [flag.name for flag in _OF_SOME_MODES if flag.present], changes)
     name = Path(file).stem + (f"_{argument}" if argument else "")
     directory = storage.place(_WORKDIR.value or f"runs/{name}")
 

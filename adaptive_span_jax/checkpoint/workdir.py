@@ -75,11 +75,11 @@ def write_config(workdir: Path, config: Config) -> None:
 def check_same_run(workdir: Path, saved: CheckpointMetadata, config: Config, fingerprint: str) -> list[str]:
     """Raises if a checkpoint is of another model or text; returns the allowed changes, one line each."""
     changed = differences(saved.config, strict_json.loads(config.to_json()))
-    refused = [line for line in changed if not is_mutable(line.partition(":")[0].removeprefix("config."))]
-    if refused:
+    rejected = [line for line in changed if not is_mutable(line.partition(":")[0].removeprefix("config."))]
+    if rejected:
         raise UserError(
             f"--workdir={workdir} has a checkpoint (step {saved.step:,}) of a different run:\n  "
-            + "\n  ".join(refused)
+            + "\n  ".join(rejected)
             + "\nRestore the old values, or start a new run with another --workdir"
         )
     if saved.fingerprint != fingerprint:

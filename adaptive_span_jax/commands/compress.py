@@ -12,7 +12,7 @@ from adaptive_span_jax.runtime.command_line import command
 def compress(directory: Path, which: str, source: Path, target: Path | None) -> int:
     """Compresses a file; returns the exit code."""
     text, target = read_input(source), target or source.with_name(source.name + codec.SUFFIX)
-    refuse_to_overwrite(target)
+    check_not_existing(target)
     model = load(directory, which)
     with terminal.share_done(f"compressing {source.name}") as show:
         packed = codec.pack(model, text, show)
@@ -41,7 +41,7 @@ def read_input(path: Path) -> bytes:
         raise UserError(f"--input={path} cannot be read ({error.strerror})") from error
 
 
-def refuse_to_overwrite(path: Path) -> None:
+def check_not_existing(path: Path) -> None:
     """Raises if the file to write exists."""
     if path.exists():
         raise UserError(f"{path} already exists; choose another file with --output")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from adaptive_span_jax.commands.compress import read_input, refuse_to_overwrite, write_output
+from adaptive_span_jax.commands.compress import read_input, check_not_existing, write_output
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.inference import codec
 from adaptive_span_jax.inference.loaded_model import load
@@ -14,7 +14,7 @@ def decompress(directory: Path, which: str, source: Path, target: Path | None) -
     if target is None and source.suffix != codec.SUFFIX:
         raise UserError(f"--input={source} does not end in {codec.SUFFIX}; choose the output file with --output")
     packed, target = read_input(source), target or source.with_suffix("")
-    refuse_to_overwrite(target)
+    check_not_existing(target)
     codec.check(packed, str(source))
     model = load(directory, which)
     with terminal.share_done(f"decompressing {source.name}") as show:

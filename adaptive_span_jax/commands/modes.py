@@ -56,7 +56,7 @@ FLAGS = {
 }
 
 
-def refuse_unused(mode: str, given: Iterable[str], fields: Iterable[str]) -> None:
+def reject_unused(mode: str, given: Iterable[str], fields: Iterable[str]) -> None:
     """Raises on flags and config fields that a mode would ignore."""
     for flag in given:
         if flag not in MODES[mode].flags:

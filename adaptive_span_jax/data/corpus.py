@@ -89,7 +89,7 @@ def prepare(data: DataConfig) -> None:
 
     Two processes may call this at the same time on one file system: the second waits for the first.
     """
-    _refuse_unused_fields(data)
+    _reject_unused_fields(data)
     if data.source in PUBLISHED_VOCABULARY_SIZES:
         prepared.prepare(data.source, _directory(data), data.archive)
 
@@ -108,14 +108,14 @@ def place(data: DataConfig) -> Path:
 
 def check_archive(data: DataConfig) -> None:
     """Raises if `prepare` would reject the local archive; writes nothing."""
-    _refuse_unused_fields(data)
+    _reject_unused_fields(data)
     if data.archive:
         prepared.check_archive(data.source, data.archive)
 
 
 def load(data: DataConfig) -> Corpus:
     """The corpus of a config, prepared first if necessary."""
-    _refuse_unused_fields(data)
+    _reject_unused_fields(data)
     texts: Sequence[bytes | bytearray]
     if data.source in PUBLISHED_VOCABULARY_SIZES:
         prepared.prepare(data.source, _directory(data), data.archive)
@@ -190,7 +190,7 @@ def _check_published_size(corpus: Corpus, data: DataConfig) -> None:
         )
 
 
-def _refuse_unused_fields(data: DataConfig) -> None:
+def _reject_unused_fields(data: DataConfig) -> None:
     """Raises on fields that would have no effect: they are more likely a mistake."""
     published = data.source in PUBLISHED_VOCABULARY_SIZES
     for field, unused, instead in (

@@ -26,11 +26,11 @@ SOME = {field for fields in OF_EACH.values() for field in fields.split()}
 @pytest.mark.parametrize("mode", OF_EACH)
 def test_a_mode_takes_its_own_fields_and_no_others(mode):
     allowed = set(OF_EACH[mode].split())
-    modes.refuse_unused(mode, [], allowed)
+    modes.reject_unused(mode, [], allowed)
     if modes.MODES[mode].fields != ("FIELD",):
         for field in SOME - allowed:
             with pytest.raises(UserError, match=f"--mode={mode} does not use --config.{field}: it accepts"):
-                modes.refuse_unused(mode, [], [field])
+                modes.reject_unused(mode, [], [field])
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ def test_a_run_on_two_hosts_is_the_run_on_one(tmp_path, data):
     assert ["prepares the data" in text for text in errors] == [False, True]
     assert re.search(r"from step (5|1[05])\b", printed[0]), printed[0]
     assert f"Stopped. Step {stopped} is saved" in printed[0]
-    assert "; to go on: the same command again, on every host\n" in printed[0]
+    assert "; to resume: the same command again, on every host\n" in printed[0]
     assert "step" not in printed[1]
 
     # On to one host with half the devices.
