@@ -4,7 +4,7 @@
 import os
 from pathlib import Path
 
-# In the environment, so that they also hold for the programs that tests start. With libtpu installed, JAX would look for
+# In the environment, so that they also apply to programs that tests start. With libtpu installed, JAX would look for
 # TPUs first. Many tests compile the same small programs, in several processes.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).parents[1] / ".pytest_cache" / "jax")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from adaptive_span_jax.commands.compress import read_input, check_not_existing, write_output
+from adaptive_span_jax.commands.compress import check_not_existing, read_input, write_output
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.inference import codec
 from adaptive_span_jax.inference.loaded_model import load
