@@ -4,16 +4,16 @@
 import os
 from pathlib import Path
 
-# In the environment, so that they also apply to programs that tests start. With libtpu installed, JAX would look for
-# TPUs first. Many tests compile the same small programs, in several processes.
+# Also for the programs that tests start: with libtpu installed JAX would look for TPUs first.
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).parents[1] / ".pytest_cache" / "jax")
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 
 import jax
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Many tests compile the same small programs, in several processes.
+jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 import pytest
 from ml_collections import ConfigDict
