@@ -1,4 +1,4 @@
-"""Checkpoints: what is in them, who can read them, on which devices, and what happens when one cannot be written."""
+"""Checkpoints: their content, reading them with other libraries and on other devices, and failed saves."""
 
 import contextlib
 import dataclasses
@@ -94,7 +94,7 @@ def test_reads_without_this_package(tmp_path, state):
     assert (fields["config"], fields["learning_rate"], fields["nonfinite_steps"]) == ({"seed": 5}, 0.07, 3)
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, capsys, monkeypatch):
+def test_training_continues_while_a_checkpoint_is_written(tmp_path, capsys, monkeypatch):
     """What is written is the state as it was, although its arrays are given away at once."""
     disk, seal = threading.Event(), sealing.seal
     monkeypatch.setattr(sealing, "seal", lambda *place: disk.wait(60) and seal(*place))
@@ -139,7 +139,7 @@ def test_the_best_is_the_best_of_those_evaluated_on_the_same_tokens(tmp_path, st
     assert checkpoints.choose("best") == 3, "written before there was a limit"
 
 
-def test_another_number_of_devices_goes_on_with_the_same_training(tmp_path):
+def test_another_number_of_devices_continues_the_same_training(tmp_path):
     """8 → 2 → 1 → 8 devices, shared out differently, memory and position included, beside one run on 8."""
     config = tiny_config(model={"dropout": 0.2, "attention": "plain"}, train={"batch_size": 8, "segment": 13})
     optimizer = make_optimizer(config.train)
@@ -275,7 +275,7 @@ def full_disk(monkeypatch):
     return full
 
 
-def test_a_failed_save_leaves_the_last_good_one_and_goes_on(tmp_path, state, capsys, full_disk):
+def test_a_failed_save_leaves_the_last_good_one_and_training_continues(tmp_path, state, capsys, full_disk):
     config = dataclasses.replace(tiny_config().checkpoint, keep=1)
     checkpoints = Checkpoints(tmp_path, config)
     save(checkpoints, state, 3)

@@ -1,4 +1,4 @@
-"""Folders that are whole or not there: any damage is found, nothing is lost, names say what a folder is."""
+"""Sealed folders: damage is detected, nothing is lost, and the name of a folder gives its state."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The self-check: each thing that can be wrong is found and named."""
+"""The doctor detects and names each problem."""
 
 import os
 import subprocess
@@ -164,7 +164,7 @@ def test_missing_packages_are_named(monkeypatch):
     ("section", "field", "value"),
     [("model", "layers", 4_000_000_000), ("model", "width", 40_000_000), ("model", "feedforward", 10**19)],
 )
-def test_sizes_that_cannot_be_meant_are_named(tmp_path, capsys, section, field, value):
+def test_sizes_that_must_be_typos_are_named(tmp_path, capsys, section, field, value):
     config = tiny_config(**{section: {field: value}}, train={"batch_size": 8})
     assert doctor.doctor(config, tmp_path / "run", expected=8) == 2
     failed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAILED")]

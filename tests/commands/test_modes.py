@@ -1,4 +1,4 @@
-"""Each mode takes the flags that it uses, refuses all others by name, and `--help` says which is which."""
+"""Each mode accepts the flags that it uses and rejects all others by name; `--help` lists them."""
 
 import pytest
 

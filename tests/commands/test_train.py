@@ -1,4 +1,4 @@
-"""The whole run: training, resuming, evaluating, being interrupted, and what is left behind."""
+"""Whole runs: training, resuming, evaluating, interruptions, and the files that remain."""
 
 import dataclasses
 import functools
@@ -145,7 +145,7 @@ def test_evaluations_while_training_can_be_shorter_but_the_result_is_of_all_of_d
     assert [checkpoints.describe(number).dev_bits for number in (2, 4)] == some
 
 
-def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path, capsys):
+def test_ctrl_c_saves_and_the_same_command_resumes(tmp_path, capsys):
     config = tiny_config(train={"steps": 100_000})
 
     def interrupt_when_running():
@@ -190,7 +190,7 @@ def test_a_damaged_checkpoint_costs_only_its_own_steps(tmp_path, capsys):
     assert results[0]["test_bits"] == results[1]["test_bits"]
 
 
-def test_a_run_goes_on_with_another_rate_and_penalty(tmp_path, capsys):
+def test_a_run_resumes_with_another_rate_and_penalty(tmp_path, capsys):
     fields: Any = {"log": {"every_steps": 1}, "model": QUICK}
     start: Any = {"steps": 4, "warmup_steps": 0}
     assert train.train(tiny_config(train=start, **fields), tmp_path, "command") == 0

@@ -1,4 +1,4 @@
-"""The Python API refuses what the command line refuses, by the same rules, and names the argument."""
+"""The Python API validates arguments by the rules of the command line, and names the argument."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""A file and back by the model's probabilities: what it costs, any bytes, damage."""
+"""Compression with the model's probabilities: its size, arbitrary bytes, damage."""
 
 import math
 from pathlib import Path

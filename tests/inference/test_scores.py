@@ -1,4 +1,4 @@
-"""What a trained run says that a text costs: the same by every way there is."""
+"""The score of a text by a trained run is the same in every way of computing it."""
 
 import dataclasses
 import json

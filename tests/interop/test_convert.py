@@ -1,4 +1,4 @@
-"""A checkpoint of the published code becomes a run that evaluates, generates and trains on, and goes back exactly."""
+"""A checkpoint of the published code becomes a run that evaluates, generates and trains, and is exported exactly."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What holds for every launch script: no finding of shellcheck, clear refusals, documented commands that work."""
+"""All launch scripts: no shellcheck findings, clear errors, documented commands that work."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The attention used alone in somebody else's Flax model, as README shows it."""
+"""The attention layer alone in another Flax model, as README shows it."""
 
 import jax
 import jax.numpy as jnp

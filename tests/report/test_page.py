@@ -1,4 +1,4 @@
-"""The report of a finished run: its files, and its page in a real browser, on a phone and on a desk, light and dark."""
+"""The report of a finished run: its files, and its page in a real browser, on phones and desktops, light and dark."""
 
 import contextlib
 import io

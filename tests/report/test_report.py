@@ -1,4 +1,4 @@
-"""What a report says is what the run did: every number is found again by another way."""
+"""The numbers of a report equal those of the run, computed in another way."""
 
 import re
 import xml.etree.ElementTree as ElementTree

@@ -1,4 +1,4 @@
-"""Which share of a device's peak a run uses."""
+"""The model FLOPs utilization of a run."""
 
 import math
 from types import SimpleNamespace

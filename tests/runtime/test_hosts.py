@@ -1,4 +1,4 @@
-"""Several processes as one: how they find each other, agree, and part. test_two_hosts.py trains with them."""
+"""Several processes: connecting, agreeing and exiting. tests/system/test_two_hosts.py trains with them."""
 
 import contextlib
 import os

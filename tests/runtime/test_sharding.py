@@ -1,4 +1,4 @@
-"""However devices share the work, it is the same training: data, fsdp, recomputed layers, groups of streams."""
+"""Training is the same however work is split over devices: data, fsdp, remat, gradient accumulation."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Printed commands: short, and what the shell makes of them is what was meant."""
+"""Printed commands are short and correctly quoted for the shell."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""A disk that is really full: a file system in which one checkpoint fits but not a second beside it."""
+"""A full disk: a file system with space for one checkpoint but not for two."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""The command line: good and bad input as a user types it."""
+"""The command line: valid and invalid input as a user types it."""
 
 import json
 

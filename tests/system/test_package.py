@@ -1,4 +1,4 @@
-"""The package as others install it: a wheel in an environment of its own, used far from the clone."""
+"""The installed package: a wheel in its own environment, used outside the clone."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""What cannot fit is refused before it is begun, with the figures and the fields that make it large."""
+"""A run that cannot fit is rejected before it starts, with the sizes and the fields that cause them."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""Warnings come when they should, and not otherwise."""
+"""Warnings appear when they should, and only then."""
 
 import html
 import json

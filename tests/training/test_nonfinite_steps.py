@@ -1,4 +1,4 @@
-"""A loss or gradient that is not finite: the update is left out, training goes on or ends, and nothing is spoilt."""
+"""A non-finite loss or gradient: the step is skipped, training continues or ends, and no state is spoiled."""
 
 import json
 import os
@@ -99,7 +99,7 @@ def test_a_run_that_ends_on_a_non_finite_step_saves_and_finishes_nothing(tmp_pat
         train.train(tiny_config(train={"steps": 6} | WILD, **fields), tmp_path / "old", "command")
     assert left(tmp_path / "old")[0] == [3]
     assert (tmp_path / "old" / "result.json").read_bytes() == finished, "that of step 3"
-    # With a rate that works it goes on from there.
+    # With a rate that works it resumes from there.
     assert train.train(tiny_config(train={"steps": 6}, **fields), tmp_path / "old", "command") == 0
 
 
@@ -170,6 +170,6 @@ def test_a_run_that_does_not_recover_ends_and_keeps_what_was_good(tmp_path, caps
     assert sealing.sealed_steps(tmp_path / "checkpoints") == [4, 8]
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["nonfinite_steps"] > 0
-    # With a rate that works it goes on from there.
+    # With a rate that works it resumes from there.
     assert train.train(tiny_config(train={"steps": 12}, **fields), tmp_path, "command") == 0
     assert "from step 8" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A local copy instead of the download: which are taken, and how the others are refused."""
+"""A local archive instead of the download: which ones are accepted, and the errors for the others."""
 
 import bz2
 import gzip

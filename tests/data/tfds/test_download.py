@@ -1,4 +1,4 @@
-"""The download, against a server on this machine that breaks off, is busy, or has something else."""
+"""The download, from a local server that disconnects, is busy, or sends something else."""
 
 import contextlib
 import http.server

@@ -1,4 +1,4 @@
-"""Preparing happens once: when killed, when two do it at once, and where its result is kept."""
+"""Data is prepared once, even after a kill or by two processes at a time; and where it is stored."""
 
 import contextlib
 import signal

@@ -1,4 +1,4 @@
-"""What the published corpora are: splits, symbols, ids, and records as TFDS writes and reads them."""
+"""The published corpora: splits, symbols, ids, and records as TFDS writes and reads them."""
 
 import re
 

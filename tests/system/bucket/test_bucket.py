@@ -1,4 +1,4 @@
-"""Files and sealed folders in a bucket; at whichever request a process is killed, nothing looks whole that is not."""
+"""Files and sealed folders in a bucket: whichever request a kill interrupts, nothing incomplete looks intact."""
 
 import importlib.util
 import math

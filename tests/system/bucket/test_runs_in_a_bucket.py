@@ -1,4 +1,4 @@
-"""Runs in a bucket: every mode, killed or not, the same as on a disk."""
+"""Runs in a bucket: every mode, killed or not, as on disk."""
 
 import dataclasses
 import json
@@ -104,12 +104,12 @@ def run_main(*arguments: str) -> subprocess.CompletedProcess:
 @pytest.mark.slow
 def test_a_run_killed_in_a_bucket_is_the_run_on_a_disk_that_never_was(bucket, tmp_path, monkeypatch):
     """Real processes: killed in the middle of a save, gone on with, damaged, gone on with again."""
-    in_the_middle_of_a_save, go_on, write = threading.Event(), threading.Event(), bucket.write
+    in_the_middle_of_a_save, resume, write = threading.Event(), threading.Event(), bucket.write
 
     def write_slowly(name: str, *arguments: Any) -> Any:
         if name.startswith("killed/checkpoints/30/params/") and "/d/" in name:
             in_the_middle_of_a_save.set()
-            go_on.wait(120)
+            resume.wait(120)
         return write(name, *arguments)
 
     monkeypatch.setattr(bucket, "write", write_slowly)
@@ -120,7 +120,7 @@ def test_a_run_killed_in_a_bucket_is_the_run_on_a_disk_that_never_was(bucket, tm
     killed = Life(place, tmp_path / "jax", STEPS)
     assert in_the_middle_of_a_save.wait(120), killed.printed
     assert killed.end(signal.SIGKILL) == -signal.SIGKILL, killed.printed
-    go_on.set()
+    resume.set()
     last = Life(place, tmp_path / "jax", STEPS)
     assert last.end() == 0, last.printed
     assert last.started_at == killed.reported == 2 * BETWEEN_SAVES
