@@ -1,32 +1,32 @@
 """Adaptive attention span in Transformers, in JAX and Flax.
 
-What a user imports (each only when it is first used: `import adaptive_span_jax` does not import JAX):
+Public names, each imported on first use (`import adaptive_span_jax` does not import JAX):
 
-    load                                   a run's checkpoint as a model: scores text, continues it, gives its spans
+    load                                   the model of a run's checkpoint: scores and generates text, has spans
     SpanAttention                          the attention layer, for any Flax model
     FixedSpan, AdaptiveSpan, DynamicSpan   its three kinds of span
-    project                                puts learned spans back into [0, 1] after an update
+    project                                clips learned spans to [0, 1] after an update
 
-Rooms in reading order, which is also the way the data flows. Each imports only from rooms listed before it:
+Sub-packages in reading order, which is also the order of the data flow. Each imports only from those before it:
 
-    config, errors   the fields of a run, checked; the error type that users see
-    runtime/         the machine: mesh and shardings, hosts, cores, storage, locks, signals, terminal
+    config, errors   the config fields and their rules; the error types shown to users
+    runtime/         the machine: mesh and shardings, hosts, CPU devices, storage, locks, signals, terminal
     data/            bytes → token ids → parallel streams → segments
     model/           token ids, memory → logits, spans; attention/ has the reference and the fast path
     checkpoint/      trees of arrays ↔ sealed folders
     training/        a step as a pure function, the loop around it, evaluation, metrics
-    inference/       weights that do not change: KV cache, decoder, sampling, scoring, compression
-    report/          the paper's figures and tables, for any run
-    planning/        estimates for hardware you do not have
-    interop/         the published PyTorch checkpoints
+    inference/       fixed weights: KV cache, decoder, sampling, scoring, compression
+    report/          the paper's figures and tables for a run
+    planning/        memory and speed on other hardware
+    interop/         checkpoints of the published PyTorch code
     commands/, cli   one file per --mode; flags → config → command
 
 Array names end in the letters of their axes:
 
     B streams · T positions of a segment · S the span limit · J keys · M rows of memory or of a ring · G its segments
     D model width · H heads · K width of a head · F feed-forward width · V vocabulary · L layers
-    N chunks of C queries · W near window · P rows of the padded position table · Y those that one tile reads
-    E a head's key and value, concatenated
+    N chunks of C queries · W near window · P rows of the padded position table · Y rows of it that one tile reads
+    E a head's key and value, concatenated · Q all heads' queries, concatenated · X blocks · I query blocks of a kernel
 """
 
 import importlib
@@ -49,7 +49,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Importing JAX takes seconds, and the command line checks its flags first.
+    # Importing JAX takes seconds, and the command line validates its flags first.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)

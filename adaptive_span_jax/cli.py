@@ -1,9 +1,9 @@
-"""Adaptive attention span in JAX: train, evaluate, report, generate, compress; plan a run; prepare data.
+"""Adaptive attention span in JAX: train, evaluate, report, generate, compress, plan, prepare data.
 
-python main.py                           the quickstart: four minutes in all, no download
+python main.py                           the quick start: about four minutes, no download
 python main.py --config=enwik8_large     an experiment of the paper
 python main.py --config=bytes --config.data.path=FILE_OR_FOLDER    your own text
-python main.py --workdir=runs/bytes      resume a run; its own config.json is enough
+python main.py --workdir=runs/bytes      resume a run; --config is not needed
 python main.py --workdir=runs/bytes --mode=generate --prompt='Once '    use its model
 
 Every field of adaptive_span_jax/config.py can be set, e.g. --config.train.steps=100.
@@ -53,15 +53,15 @@ _OF_SOME_MODES = (
 
 
 def _main(started: float, argv: list[str]) -> int:
-    """Checks the command line, then hands over to the mode's own file."""
+    """Validates the command line and runs the mode."""
     if len(argv) > 1:
-        raise UserError(f"{argv[1]!r} is not an option; options start with --, see {command_line.PROGRAM} --help")
+        raise UserError(f"{argv[1]!r} is not a flag; flags start with --, see {command_line.PROGRAM} --help")
     file, _, argument = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
     if not Path(file).is_file():
         there = ", ".join(command_line.config_names())
-        raise UserError(f"--config={file}: no such file, and no config of that name; there are {there}")
+        raise UserError(f"--config={file}: neither a file nor a known config; the configs are {there}")
     changes = config_flags.get_override_values(flags.FLAGS["config"])
-    modes.refuse_unused(_MODE.value, [flag.name for flag in _OF_SOME_MODES if flag.present], changes)
+    modes.reject_unused(_MODE.value, [flag.name for flag in _OF_SOME_MODES if flag.present], changes)
     name = Path(file).stem + (f"_{argument}" if argument else "")
     directory = storage.place(_WORKDIR.value or f"runs/{name}")
 
@@ -80,7 +80,7 @@ def _main(started: float, argv: list[str]) -> int:
 
 
 def _start(config: Config, name: str, directory: Path, started: float) -> int:
-    """The modes that are about a run to come: its config decides."""
+    """Modes that start from a config."""
     # Only now, with a valid config: importing JAX takes seconds.
     import jax
 
@@ -89,7 +89,7 @@ def _start(config: Config, name: str, directory: Path, started: float) -> int:
 
     if config.model.compute_dtype == "float64":
         jax.config.update("jax_enable_x64", True)
-    if _MODE.value == "plan":  # before anything asks for this machine's own devices
+    if _MODE.value == "plan":  # before anything initializes this machine's devices
         if not _TOPOLOGY.value:
             raise UserError("--mode=plan needs --topology, e.g. --topology=v5e:2x4 or --topology=a100:8")
         return plan.plan(config, _TOPOLOGY.value, name)
@@ -97,7 +97,7 @@ def _start(config: Config, name: str, directory: Path, started: float) -> int:
     with hosts.multihost_errors():
         if _MODE.value == "doctor":
             return doctor.doctor(config, directory, _EXPECT_DEVICES.value)
-        # Not for the doctor, who leaves nothing behind: importing matplotlib makes folders in the user's home.
+        # Imported after the doctor, which must leave no files: importing matplotlib creates folders in the user's home.
         from adaptive_span_jax.commands import prepare, train
 
         match _MODE.value:
@@ -111,7 +111,7 @@ def _start(config: Config, name: str, directory: Path, started: float) -> int:
 
 
 def _import_torch(directory: Path, fields: dict[str, Any] | None, changes: dict[str, Any]) -> int:
-    """Not a run yet, and its config follows from the file."""
+    """Creates a run, whose config is derived from the PyTorch file."""
     from adaptive_span_jax.commands import import_torch
 
     return import_torch.import_torch(_named_file(_INPUT), directory, fields, changes)
@@ -124,7 +124,7 @@ def _named_file(flag: flags.FlagHolder[str | None]) -> Path:
 
 
 def _use(directory: Path, changes: dict[str, Any]) -> int:
-    """The modes that read a run's checkpoint, whose own config decides, apart from what the command line changes."""
+    """Modes that read a run's checkpoint: its own config is used, with the command line's changes."""
     import jax
 
     from adaptive_span_jax.commands import compress, decompress, evaluate, export_torch, generate, report
@@ -132,7 +132,7 @@ def _use(directory: Path, changes: dict[str, Any]) -> int:
 
     if _computes_in_float64(directory):
         jax.config.update("jax_enable_x64", True)
-    # How many streams the run's own evaluation has is only known once it is loaded; the guess decides about speed only.
+    # The run's own evaluate.batch_size is known only after loading. A wrong guess affects only speed.
     _join(_CONFIG.value.evaluate.batch_size)
     with hosts.multihost_errors():
         match _MODE.value:
@@ -150,7 +150,7 @@ def _use(directory: Path, changes: dict[str, Any]) -> int:
 
 
 def _join(streams: int) -> None:
-    """Sets up JAX for this machine, and for others in the modes that several hosts share."""
+    """Sets up JAX: compilation cache, other hosts (in the modes that support them), CPU devices."""
     from adaptive_span_jax.runtime import cpu, hosts, user_cache
 
     user_cache.keep_compiled()
@@ -160,7 +160,7 @@ def _join(streams: int) -> None:
 
 
 def _own_config(directory: Path) -> Config | None:
-    """What a run has been started with, if there is a run."""
+    """The config in a run's `config.json`; None if there is none."""
     file = directory / "config.json"
     try:
         return Config.from_dict(current_names(json.loads(file.read_text(encoding="utf-8"))))
@@ -168,11 +168,11 @@ def _own_config(directory: Path) -> Config | None:
         return None
     except (UserError, ValueError, IsADirectoryError, PermissionError) as error:  # ValueError: not JSON, or not text
         reason = str(error).partition(";")[0]
-        raise UserError(f"{file} cannot be used ({reason}); name the run's config with --config=FILE") from error
+        raise UserError(f"{file} is invalid ({reason}); pass the run's config with --config=FILE") from error
 
 
 def _computes_in_float64(directory: Path) -> bool:
-    """Whether a run's `config.json` says so; a checkpoint has its own config, so an unusable file is no error here."""
+    """Whether `config.json` has float64. An invalid file is ignored here, because the checkpoint has its own config."""
     try:
         own = _own_config(directory)
     except UserError:
@@ -185,7 +185,7 @@ def _names_config(words: Sequence[str]) -> bool:
 
 
 def _with_config_files(words: Sequence[str]) -> list[str]:
-    """The command line with names of configs replaced by their files: the flag library knows files only."""
+    """The command line with config names replaced by file paths, because the flag library accepts only files."""
     found = list(words)
     for index, word in enumerate(words):
         flag, equals, value = word.partition("=")
@@ -197,7 +197,7 @@ def _with_config_files(words: Sequence[str]) -> list[str]:
 
 
 def _parse(argv: list[str]) -> list[str]:
-    """Reads the flags; whatever is wrong with them becomes a UserError that names the flag."""
+    """Parses the flags; any error becomes a UserError that names the flag."""
     if not {"--help", "-help", "-h", "-?"}.isdisjoint(argv):
         print(f"{(__doc__ or '').replace('python main.py', command_line.PROGRAM)}\n{modes.usage()}")
         sys.exit(0)
@@ -207,12 +207,12 @@ def _parse(argv: list[str]) -> list[str]:
     argv = _with_config_files(argv)
     try:
         return flags.FLAGS(argv)
-    except Exception as error:  # a config file is a program, and may raise anything
+    except Exception as error:  # a config file is a Python program and may raise anything
         raise UserError(flag_errors.explain(argv, error)) from error
 
 
 def main() -> None:
-    """The program: reads the command line, runs the mode, ends with its exit code."""
+    """The entry point: parses the command line, runs the mode, exits with its code."""
     os.environ |= storage.ENVIRONMENT
     try:
         app.run(functools.partial(_main, time.perf_counter()), flags_parser=_parse)
@@ -223,8 +223,8 @@ def main() -> None:
         if error.errno != errno.ENOSPC:
             raise
         print(
-            f"error: the disk is full ({error}); what was reported as saved is safe. "
-            "Make room and start the same command again",
+            f"error: the disk is full ({error}); saved checkpoints are safe. "
+            "Free some space and run the same command again",
             file=sys.stderr,
         )
         sys.exit(2)
@@ -233,10 +233,10 @@ def main() -> None:
             raise
         print(
             f"error: the object storage request failed ({str(error).strip() or repr(error)}); "
-            "what was reported as saved is safe. Start the same command again",
+            "saved checkpoints are safe. Run the same command again",
             file=sys.stderr,
         )
-        sys.exit(1)  # not 2, which tells schedulers that no second try would help
+        sys.exit(1)  # not 2, which tells schedulers not to retry
     except KeyboardInterrupt:
         print("Stopped; nothing to save.", file=sys.stderr)
         sys.exit(130)

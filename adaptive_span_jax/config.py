@@ -1,8 +1,8 @@
-"""Every field of a run, once: type, published default, meaning, what is allowed, whether a run may change it.
+"""Every config field, defined once: type, published default, meaning, valid values, and whether resuming may change it.
 
-`configs/base.py` makes an `ml_collections.ConfigDict` of the defaults, the other configs show what differs, and the
-command line overrides any field (`--config.train.batch_size=8`). What comes out is a frozen, checked `Config`; an
-unknown, missing or impossible field is an error that names it.
+`configs/base.py` turns the defaults into an `ml_collections.ConfigDict`, the other configs list their differences, and
+the command line overrides any field (`--config.train.batch_size=8`). The result is a frozen, validated `Config`. An
+unknown, missing or invalid field raises an error that names it.
 """
 
 import dataclasses
@@ -17,15 +17,15 @@ from adaptive_span_jax.errors import UserError, UserTypeError
 
 
 class Rule(NamedTuple):
-    """What a field's value must satisfy, in words and as a function."""
+    """A constraint on a field's value, in words and as a predicate."""
 
     words: str
     holds: Callable[[Any], bool]
 
 
 def _field(default: Any, meaning: str, rule: Rule | None = None, *, mutable: bool = False, added: bool = False) -> Any:
-    """A field of a section. `mutable`: a run may be resumed with another value. `added`: checkpoints of earlier
-    versions lack it, and mean the default."""
+    """A field of a section. `mutable`: a run may be resumed with another value. `added`: a checkpoint of an earlier
+    version may lack the field; it then has the default."""
     about = {"meaning": meaning, "rule": rule, "mutable": mutable, "added": added}
     return dataclasses.field(default=default, metadata=about)
 
@@ -53,22 +53,22 @@ class DataConfig:
         "enwik8 | text8 | files (your own text) | stdlib (the source text of Python's library)",
         _one_of("enwik8", "text8", "files", "stdlib"),
     )
-    path: str = _field("", "files: a file or folder of text, read as bytes; .gz, .bz2, .xz and .zip are unpacked")
-    archive: str = _field("", "enwik8 and text8: a local copy to use instead of the download", mutable=True)
-    directory: str = _field("", "where prepared data is kept; empty: ~/.cache/adaptive_span_jax", mutable=True)
-    newlines: str = _field(
-        "keep", "keep (published) | drop (the convention of Transformer-XL's numbers)", _one_of("keep", "drop")
-    )
+    path: str = _field("", "source=files: a file or folder, read as bytes; .gz, .bz2, .xz and .zip are decompressed")
+    archive: str = _field("", "enwik8 and text8: a local archive to use instead of downloading", mutable=True)
+    directory: str = _field("", "where prepared data is stored; empty: ~/.cache/adaptive_span_jax", mutable=True)
+    newlines: str = _field("keep", "keep (published) | drop (as for Transformer-XL's results)", _one_of("keep", "drop"))
     splits: tuple[float, float, float] = _field(
         (0.9, 0.05, 0.05),
-        "files and stdlib: shares of train, dev and test, in the order of the text",
+        "files and stdlib: fractions of the text for train, dev and test, in this order",
         Rule(
-            "it must be three positive shares with a sum of 1, e.g. (0.9, 0.05, 0.05)",
+            "it must be three positive fractions that sum to 1, e.g. (0.9, 0.05, 0.05)",
             lambda shares: min(shares) > 0 and abs(sum(shares) - 1) < 1e-6,
         ),
     )
     max_bytes: int = _field(
-        0, "files and stdlib: use only the first so many bytes; 0: all", _at_least(0, "it must be 0 (no limit) or more")
+        0,
+        "files and stdlib: use only this many bytes from the start; 0: all",
+        _at_least(0, "it must be 0 (no limit) or more"),
     )
 
 
@@ -76,20 +76,20 @@ class DataConfig:
 class ModelConfig:
     """The Transformer's sizes and arithmetic."""
 
-    layers: int = _field(12, "attention and feed-forward sublayers, one pair a layer", _at_least(1))
-    width: int = _field(512, "d: the width of the hidden states, a multiple of heads", _at_least(1))
-    heads: int = _field(8, "attention heads of a layer", _at_least(1))
+    layers: int = _field(12, "number of layers, each with an attention and a feed-forward sublayer", _at_least(1))
+    width: int = _field(512, "d, the width of the hidden states; a multiple of heads", _at_least(1))
+    heads: int = _field(8, "attention heads per layer", _at_least(1))
     feedforward: int = _field(2048, "inner width of the feed-forward sublayer", _at_least(1))
     dropout: float = _field(
         0.3,
-        "on attention weights and on ReLU activations",
+        "dropout rate of attention weights and ReLU activations",
         Rule("it must be at least 0 and below 1", lambda value: 0 <= value < 1),
         mutable=True,
     )
     attention: str = _field(
         "auto",
         "auto (fused on TPUs where the sizes allow, else per_head) | fused (Pallas kernels for TPUs) | per_head (any "
-        "platform) | plain (the reference: the same numbers, slow and obvious)",
+        "platform) | plain (reference implementation: same results, slow)",
         _one_of(*ATTENTION_PATHS),
         mutable=True,
     )
@@ -107,23 +107,25 @@ class ModelConfig:
         ),
     )
     remat: bool = _field(False, "recompute a layer's activations in the backward pass", mutable=True)
-    mask_empty_memory: bool = _field(False, "False (published): memory starts as zeros, and the zeros are attended to")
+    mask_empty_memory: bool = _field(
+        False, "True: do not attend to empty memory; False (published): attend to its zeros"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class SpanConfig:
-    """How far heads may look back, and what looking back costs."""
+    """How far heads may look back, and the penalty on it."""
 
     kind: str = _field(
         "adaptive",
         "fixed | adaptive (one learned span per head) | dynamic (one per head and token)",
         _one_of("fixed", "adaptive", "dynamic"),
     )
-    limit: int = _field(8192, "S: no head sees further back than this many positions", _POSITIONS)
-    ramp: int = _field(32, "R: the mask falls from 1 to 0 over this many positions", _at_least(1))
+    limit: int = _field(8192, "S, the maximum span in positions", _POSITIONS)
+    ramp: int = _field(32, "R, the length of the mask's ramp from 1 to 0, in positions", _at_least(1))
     penalty: float = _field(
         5e-7,
-        "lambda: loss in nats per position of average span, summed over layers",
+        "lambda, in nats per position of average span, summed over layers",
         _at_least(0, "it must be 0 or more"),
         mutable=True,
     )
@@ -131,37 +133,40 @@ class SpanConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """Batches, steps and the optimizer."""
+    """Batch, steps and optimizer."""
 
     batch_size: int = _field(64, "parallel streams, over all devices", _at_least(1))
     grad_accum_steps: int = _field(
-        1, "gradient accumulation: the streams in this many groups, one after the other", _at_least(1), mutable=True
+        1,
+        "gradient accumulation: process the streams in this many groups, one after the other",
+        _at_least(1),
+        mutable=True,
     )
-    segment: int = _field(512, "positions of each stream per step", _POSITIONS)
-    steps: int = _field(600_000, "the last step", _at_least(1), mutable=True)
+    segment: int = _field(512, "positions per stream and step", _POSITIONS)
+    steps: int = _field(600_000, "total number of steps", _at_least(1), mutable=True)
     learning_rate: float = _field(
         0.07,
-        "after warm-up",
+        "learning rate after warm-up",
         Rule("it must be above 0", lambda value: 0 < value < math.inf),
         mutable=True,
     )
     warmup_steps: int = _field(
         32_000,
-        "linear, from learning_rate / warmup_steps at the first step",
+        "length of the linear warm-up, which starts at learning_rate / warmup_steps",
         _at_least(0, "it must be 0 or more"),
         mutable=True,
     )
     cooldown_start: int = _field(
         0,
-        "a tenth of the learning rate from this step on; 0: never",
+        "divide the learning rate by 10 from this step on; 0: never",
         _at_least(0, "it must be 0 (never) or more"),
         mutable=True,
     )
     clip: float = _field(
-        0.03, "largest L2 norm of a parameter tensor's gradient in its update", _POSITIVE, mutable=True
+        0.03, "maximum L2 norm of each parameter tensor's gradient; only the update is clipped", _POSITIVE, mutable=True
     )
     max_nonfinite_steps: int = _field(
-        10, "stop after so many steps in a row whose loss or gradient is not finite", _at_least(1), mutable=True
+        10, "stop after this many consecutive steps with a non-finite loss or gradient", _at_least(1), mutable=True
     )
 
 
@@ -171,7 +176,7 @@ class MeshConfig:
 
     fsdp: int = _field(
         1,
-        "shard parameters and optimizer state over so many devices; must divide their number",
+        "shard parameters and optimizer state over this many devices; must divide the device count",
         _at_least(1),
         mutable=True,
     )
@@ -179,17 +184,17 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateConfig:
-    """When and on how many streams the model is evaluated."""
+    """How often, and on how many streams, the model is evaluated."""
 
     batch_size: int = _field(
         8, "parallel streams of an evaluation, each starting from empty memory", _at_least(1), mutable=True
     )
     every_steps: int = _field(
-        2746, "dev evaluation during training; the default is one epoch of enwik8", _at_least(1), mutable=True
+        2746, "steps between dev evaluations; the default is one epoch of enwik8", _at_least(1), mutable=True
     )
     max_tokens: int = _field(
         0,
-        "score only the first so many tokens of dev during training; 0: all. The final result is always of all",
+        "during training, score only this many tokens from the start of dev; 0: all. The final result covers all",
         Rule(
             "it must be 0 (all of dev) or at least 2, because the first token is not scored",
             lambda value: value == 0 or value >= 2,
@@ -203,31 +208,31 @@ class EvaluateConfig:
 class GenerateConfig:
     """How text is generated."""
 
-    length: int = _field(500, "symbols that are added to the prompt", _at_least(1), mutable=True)
-    samples: int = _field(1, "continuations of the same prompt", _at_least(1), mutable=True)
+    length: int = _field(500, "symbols to generate", _at_least(1), mutable=True)
+    samples: int = _field(1, "number of continuations of the prompt", _at_least(1), mutable=True)
     temperature: float = _field(
         1.0,
-        "logits are divided by it: below 1 safer, above 1 wilder, 0 always the likeliest",
+        "divides the logits: below 1 is safer, above 1 more diverse, 0 picks the most likely symbol",
         _at_least(0, "it must be 0 or more"),
         mutable=True,
     )
     top_k: int = _field(
         0,
-        "sample only among the k likeliest symbols; 0: all",
+        "sample from the k most likely symbols; 0: all",
         Rule("it must be 0 (all symbols) or more, below 2**31", lambda value: 0 <= value < 2**31),
         mutable=True,
     )
     top_p: float = _field(
         1.0,
-        "sample only among the likeliest symbols that together have this probability",
+        "sample from the most likely symbols whose probabilities sum to this",
         Rule("it must be above 0 and at most 1", lambda value: 0 < value <= 1),
         mutable=True,
     )
-    seed: int = _field(0, "the same seed gives the same text", _SEED, mutable=True)
+    seed: int = _field(0, "random seed; the same seed gives the same text", _SEED, mutable=True)
 
     @classmethod
     def from_arguments(cls, **arguments: Any) -> "GenerateConfig":
-        """The arguments of a Python call, held to the rules of the config; errors name the argument."""
+        """A config from the arguments of a Python call, validated by the same rules; errors name the argument."""
         return _build(cls, arguments, "")
 
 
@@ -236,20 +241,20 @@ class CheckpointConfig:
     """How often the state is saved and how many checkpoints are kept."""
 
     every_steps: int = _field(
-        1000, "a kill costs at most so many steps: saves begin after 4/5 of them", _at_least(1), mutable=True
+        1000, "a kill loses at most this many steps: a save starts after 4/5 of them", _at_least(1), mutable=True
     )
     every_minutes: float = _field(
         0.0,
-        "and at most so much time, likewise; 0: however long the steps take",
-        _at_least(0, "it must be 0 (never) or more"),
+        "a kill loses at most this much time; 0: no limit",
+        _at_least(0, "it must be 0 (no limit) or more"),
         mutable=True,
     )
     keep: int = _field(
-        2, "newest checkpoints to keep; the one with the best dev bits is kept besides", _at_least(1), mutable=True
+        2, "how many of the newest checkpoints to keep, in addition to the best on dev", _at_least(1), mutable=True
     )
     on_failure: str = _field(
         "continue",
-        "when a checkpoint cannot be written: continue (warn and train on) | stop",
+        "when a save fails: continue (print a warning and keep training) | stop",
         _one_of("continue", "stop"),
         mutable=True,
     )
@@ -259,17 +264,17 @@ class CheckpointConfig:
 class LogConfig:
     """How often metrics are written."""
 
-    every_steps: int = _field(100, "metrics.jsonl, TensorBoard and log lines", _at_least(1), mutable=True)
+    every_steps: int = _field(
+        100, "steps between entries of metrics.jsonl, TensorBoard and the log", _at_least(1), mutable=True
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A whole run. The defaults are the published 12-layer model with adaptive spans up to 8192, on enwik8."""
+    """The config of a run. The defaults are the published 12-layer model with adaptive spans up to 8192, on enwik8."""
 
-    seed: int = _field(1, "initial weights, dropout and the offsets at which epochs start follow from it", _SEED)
-    init_from: str = _field(
-        "", "the workdir of a run whose newest weights a new run starts from; empty: random weights"
-    )
+    seed: int = _field(1, "random seed of the initial weights, dropout and epoch offsets", _SEED)
+    init_from: str = _field("", "start from the newest weights of the run in this workdir; empty: random weights")
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     span: SpanConfig = dataclasses.field(default_factory=SpanConfig)
@@ -297,7 +302,7 @@ class Config:
         return json.dumps(dataclasses.asdict(self), indent=2, allow_nan=False)
 
     def changed(self, values: Mapping[str, Any]) -> "Config":
-        """The config with other values for some fields, by name (`train.steps`); checked once all are in place."""
+        """A copy with some fields changed, given by name (`train.steps`); validated after all changes."""
         fields = dataclasses.asdict(self)
         for name, value in values.items():
             section, _, field = name.rpartition(".")
@@ -310,7 +315,7 @@ class Config:
         return self.model.width // self.model.heads
 
 
-# Fields that had another name in checkpoints and config.json files of earlier versions.
+# Old names of fields in checkpoints and config.json files of earlier versions.
 RENAMED = {
     "train": {"batch_split": "grad_accum_steps", "max_bad_steps": "max_nonfinite_steps"},
     "evaluate": {"streams": "batch_size"},
@@ -318,7 +323,7 @@ RENAMED = {
 
 
 def current_names(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A saved config's fields under today's names."""
+    """The fields of a saved config under their current names."""
     if not isinstance(fields, Mapping):
         return fields
     return {
@@ -330,7 +335,7 @@ def current_names(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "config") -> list[str]:
-    """The fields in which two nested mappings differ, one line each, old value first."""
+    """The fields that differ between two nested mappings, one line each: old value → new value."""
     lines = []
     for name in sorted({*old, *new}):
         before, after = old.get(name, "(absent)"), new.get(name, "(absent)")
@@ -352,7 +357,7 @@ def is_mutable(name: str) -> bool:
 def _build(cls: type, fields: Any, prefix: str) -> Any:
     group = prefix.removesuffix(".")
     if not isinstance(fields, Mapping):
-        raise UserError(f"{group} is {fields!r}; it must be a group of fields")
+        raise UserError(f"{group} is {fields!r}; it must be a mapping of fields")
     types = typing.get_type_hints(cls)
     for name in fields:
         if name not in types:
@@ -366,7 +371,7 @@ def _build(cls: type, fields: Any, prefix: str) -> Any:
             if rule is not None and not rule.holds(values[field.name]):
                 raise UserError(f"{path} is {values[field.name]!r}; {rule.words}")
         elif not field.metadata.get("added"):
-            raise UserError(f"{path} is missing; start the config from configs/base.py, which sets every field")
+            raise UserError(f"{path} is missing; build the config from configs/base.py, which sets every field")
     return cls(**values)
 
 
@@ -376,9 +381,9 @@ def _convert(type_: Any, value: Any, path: str) -> Any:
     if typing.get_origin(type_) is tuple:
         parts = typing.get_args(type_)
         if not isinstance(value, (tuple, list)) or len(value) != len(parts):
-            raise UserError(f"{path} is {value!r}; it must be {len(parts)} numbers in brackets")
+            raise UserError(f"{path} is {value!r}; it must be a tuple of {len(parts)} numbers")
         return tuple(_convert(part, item, path) for part, item in zip(parts, value, strict=True))
-    # Any kind of number, e.g. numpy's, except that True is not meant as 1.
+    # Any number type, e.g. numpy's, but not bool: True is not 1.
     abstract = {int: numbers.Integral, float: numbers.Real}.get(type_)
     if abstract and isinstance(value, abstract) and not isinstance(value, bool):
         return type_(value)

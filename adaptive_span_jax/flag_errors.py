@@ -1,4 +1,4 @@
-"""What is wrong with a command line, in words for the person who typed it: the flag libraries' own words are not."""
+"""Readable messages for invalid command lines; the flag libraries' own messages contain tracebacks and reprs."""
 
 import difflib
 import typing
@@ -13,7 +13,7 @@ _SEE = f"\nSee {PROGRAM} --help and adaptive_span_jax/config.py"
 
 
 def explain(argv: Sequence[str], error: Exception) -> str:
-    """Why the flags could not be read; `error` is what the libraries raised, often with a traceback in its text."""
+    """Why the flags could not be parsed; `error` is from the flag libraries, often with a traceback in its text."""
     message = str(error).replace("\\n", "\n").replace("\\'", "'")
     for word in argv:
         if word.startswith("--config.") and (found := _field(word, message)):
@@ -25,7 +25,7 @@ def explain(argv: Sequence[str], error: Exception) -> str:
 
 
 def _field(word: str, message: str) -> str | None:
-    """What is wrong with --config.SECTION.FIELD=VALUE."""
+    """The error in --config.SECTION.FIELD=VALUE, or None."""
     name, _, value = word.removeprefix("--").partition("=")
     path, type_ = "config", Config
     for part in name.split(".")[1:]:
@@ -47,21 +47,21 @@ def _field(word: str, message: str) -> str | None:
 
 
 def _file(word: str, error: Exception, message: str) -> str | None:
-    """What is wrong with --config=FILE:ARGUMENT."""
+    """The error in --config=FILE:ARGUMENT, or None."""
     file, colon, argument = word.partition("=")[2].partition(":")
     about_the_file = f"flag {word}:" in message or not type(error).__module__.startswith("absl.")
     if not about_the_file or not Path(file).is_file():
         return None
-    # In a chain of errors the first is the cause: what the file itself raised.
+    # The first error of the chain is the one that the config file raised.
     cause: BaseException = error
     while cause.__context__ is not None:
         cause = cause.__context__
     if isinstance(cause, SyntaxError):
-        return f"{word}: line {cause.lineno} of {file} is not Python ({cause.msg})"
+        return f"{word}: line {cause.lineno} of {file} is a syntax error ({cause.msg})"
     if "'get_config'" in str(cause):
-        return f"{word}: {file} has no function get_config; start from a file of configs/"
+        return f"{word}: {file} has no function get_config; see the files in configs/"
     if argument:
-        return f"{word}: {file} cannot use the argument {argument!r} ({cause}); leave it out, or give another"
+        return f"{word}: {file} does not accept the argument {argument!r} ({cause}); remove or change it"
     if colon:
-        return f"{word} has no argument after the colon; give one, e.g. --config={file}:1024, or leave the colon out"
-    return f"{word}: {file} fails with {type(cause).__name__}: {cause}"
+        return f"{word} has no argument after the colon; add one, e.g. --config={file}:1024, or remove the colon"
+    return f"{word}: {file} raised {type(cause).__name__}: {cause}"

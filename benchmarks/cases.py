@@ -1,4 +1,4 @@
-"""What the speed benchmarks compute: three cases of the small published model, the same for both sides."""
+"""The cases of the speed benchmarks: the small published model with three settings of the spans."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ VOCABULARY = 205
 
 
 def make_config(case: str, dropout: float) -> Any:
-    """The config of a case. Warm-up is as published, so spans hardly move while they are timed."""
+    """The config of a case. Warm-up is as published, so spans hardly change during timing."""
     config = base.get_config()
     config.train.batch_size = STREAMS
     config.evaluate.batch_size = STREAMS

@@ -1,11 +1,11 @@
-"""Does cost follow the spans? One layer's attention, forward and backward, timed at many spans and at many limits.
+"""Time of one layer's attention, forward and backward, against spans and limits: does the cost follow the spans?
 
     python benchmarks/cost_follows_spans.py [--output docs/cost_follows_spans.png]
 
-Left, time against the sum of the heads' spans: a straight line. How heads share the sum hardly matters;
-what differs is that every head beyond the near window rounds its span up to a block and reads the segment too. Right,
-time against the limit S at fixed spans: flat. Nothing is compiled again when spans move. One stream, width 512, 8
-heads.
+Left: time against the sum of the heads' spans, a straight line. How the sum is distributed over heads hardly matters;
+the only difference is that a head beyond the near window rounds its span up to a block and also reads the segment.
+Right: time against the limit S at constant spans, which is flat. Changing spans does not recompile. One stream, width
+512, 8 heads.
 """
 
 import argparse

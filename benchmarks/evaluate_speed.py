@@ -1,11 +1,11 @@
-"""Evaluation speed at trained spans: key-value cache, training's own attention, and plain attention, taking turns.
+"""Evaluation speed at trained spans with the KV cache, the training attention and plain attention, in alternation.
 
     python benchmarks/evaluate_speed.py [--full] [--rounds 5]
 
-Plain attention is the naive path: at every segment it projects all of memory for every head and scores all of it. Spans
-are those of trained_spans.json. By default a quarter of the published size: 12 layers of width 256, S = 2048, spans a
-quarter as long, 4 streams; --full takes width 512 and S = 8192 (about 8 GB). Before anything is timed, all three must
-give the same nats to 1e-5. A round is one segment of 512 positions per stream.
+Plain attention projects and scores all of memory for every head, at every segment. Spans are those of
+trained_spans.json. The default is a quarter of the published size: 12 layers of width 256, S = 2048, spans a quarter as
+long, 4 streams; --full uses width 512 and S = 8192 (about 8 GB). Before timing, all three must agree in nats to 1e-5. A
+round is one segment of 512 positions per stream.
 """
 
 import argparse
@@ -91,10 +91,10 @@ def main() -> int:
             out_shardings=memory_sharding(mesh, STREAMS),
         )()
         paths[attention] = Evaluation(step.make_eval_step(config, mesh), params, memory, mesh)
-    finished = CachedDecoder.of(config, params)
-    cache = finished.empty_cache(STREAMS, mesh)
-    paths["cache"] = Evaluation(make_decoder_step(finished, mesh), finished.weights, cache, mesh)
-    kept = sum(group.rows * len(group.heads) for groups in finished.plan for group in groups) / z_LH.size
+    decoder = CachedDecoder.of(config, params)
+    cache = decoder.empty_cache(STREAMS, mesh)
+    paths["cache"] = Evaluation(make_decoder_step(decoder, mesh), decoder.weights, cache, mesh)
+    kept = sum(group.rows * len(group.heads) for groups in decoder.plan for group in groups) / z_LH.size
     read = cache_plan.head_reach(config, jax.device_get(params)).mean()
     print(f"positions kept per head: {kept:.0f} on average, {read:.0f} read, limit {config.span.limit}")
 

@@ -1,8 +1,8 @@
-"""Does every published config fit, and about how long does it take? Each, compiled for several machines.
+"""A table of memory and estimated time for every published config on several machines.
 
     python benchmarks/plan_tables.py [--config=enwik8_large] [--topology=v5e:2x4] >> table.md
 
-Without arguments, all: about half an hour on two cores. Needs requirements-tpu.txt, and for GPUs
+Without arguments, all of them: about half an hour on two cores. Requires requirements-tpu.txt, and for GPUs
 `pip install --no-deps -r requirements-cuda-plan.txt`. Rows are Markdown; times are estimates (see roofline.py).
 """
 

@@ -1,10 +1,10 @@
-"""One side of the speed benchmark, in a process of its own: prints one line of JSON per command.
+"""One side of the speed benchmark, as a separate process: reads commands, prints one line of JSON for each.
 
 check      three steps without dropout: losses and gradient norms, to be compared with the other side
-load       makes the state
+load       creates the state
 train      the seconds of one training step
 evaluate   the seconds of one segment with fixed weights
-dense      the seconds of only a step's dense products (ours)
+dense      the seconds of a step's dense products alone (ours)
 memory     peak memory so far, in megabytes
 """
 
@@ -28,7 +28,7 @@ CHECKED_STEPS = 3
 
 
 def serve(name: str, case: str, weights: Path) -> None:
-    """Answers commands from standard input until it ends."""
+    """Runs the commands from standard input until its end."""
     commands = _ours(case, weights) if name == "ours" else _torch(case, weights)
     for line in sys.stdin:
         print(json.dumps(commands[line.strip()]()), flush=True)
@@ -96,13 +96,13 @@ def _ours(case: str, weights: Path) -> dict[str, Callable[[], Any]]:
 
     def evaluate() -> None:
         # As `--mode=evaluate` does it: keys and values stay projected.
-        if "finished" not in box:
-            box["finished"] = finished = CachedDecoder.of(box["config"], box["state"].params)
-            box["decoder_step"] = make_decoder_step(finished, mesh)
-            box["cache"] = finished.empty_cache(STREAMS, mesh)
+        if "decoder" not in box:
+            box["decoder"] = decoder = CachedDecoder.of(box["config"], box["state"].params)
+            box["decoder_step"] = make_decoder_step(decoder, mesh)
+            box["cache"] = decoder.empty_cache(STREAMS, mesh)
             assert tokens_BT.shape[1] == AT_ONCE
         whole = sharding.place_segment(mesh, ScoredSegment(tokens_BT, targets_BT, scored_BT))
-        box["cache"], box["found"] = box["decoder_step"](box["finished"].weights, box["cache"], whole)
+        box["cache"], box["found"] = box["decoder_step"](box["decoder"].weights, box["cache"], whole)
         jax.block_until_ready((box["cache"], box["found"]))
 
     box: dict[str, Any] = {}

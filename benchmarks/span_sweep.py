@@ -1,9 +1,9 @@
-"""The paper's Figure 3 at the size of a CPU: fixed, adaptive and dynamic spans over several limits S, same budget.
+"""The paper's Figure 3 at CPU scale: fixed, adaptive and dynamic spans with several limits S and the same budget.
 
     python benchmarks/span_sweep.py FILE_OR_FOLDER
 
-Every run is an ordinary one of `configs/span_sweep.py`, kept in runs/span_sweep/KIND-S. The same command again resumes
-where it stopped and skips what is finished; `--steps` trains all of them longer. Writes span_sweep.svg, .png and .csv.
+Every run is an ordinary run of `configs/span_sweep.py` in runs/span_sweep/KIND-S. The same command resumes an
+interrupted sweep and skips finished runs; `--steps` trains longer. Writes span_sweep.svg, .png and .csv.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from adaptive_span_jax.runtime import storage
 
 ROOT = Path(__file__).parents[1]
 
-# The cheapest first, so that an interrupted sweep has something to show.
+# The cheapest first, so that an interrupted sweep has some results.
 RUNS = (
     *("adaptive-64", "fixed-64", "adaptive-256", "fixed-256", "adaptive-1024", "fixed-1024"),
     *("dynamic-256", "dynamic-1024"),
@@ -27,7 +27,7 @@ RUNS = (
 
 
 def train(run: str, text: Path, workdir: Path, steps: int) -> None:
-    """One run, in a process of its own; returns at once if it is complete."""
+    """Trains one run in a separate process; returns at once if it is complete."""
     command = [sys.executable, "main.py", f"--config=configs/span_sweep.py:{run}", f"--config.data.path={text}"]
     command += [f"--workdir={workdir}", f"--config.train.steps={steps}", f"--config.evaluate.every_steps={steps}"]
     print(f"== {run}", flush=True)
@@ -35,7 +35,7 @@ def train(run: str, text: Path, workdir: Path, steps: int) -> None:
 
 
 def read(workdir: Path) -> Point:
-    """What a finished run found."""
+    """The result of a finished run."""
     result = json.loads((workdir / "result.json").read_text())
     span = json.loads((workdir / "config.json").read_text())["span"]
     same = {name: result[name] for name in Point._fields if name in result}

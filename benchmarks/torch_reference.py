@@ -1,8 +1,8 @@
-"""The published algorithm in PyTorch, written from its description: what `train_speed.py` measures ours against.
+"""The published algorithm in PyTorch, written from its description; `train_speed.py` compares our speed with it.
 
-Every head of a layer is computed at that layer's longest span, rounded up to 64; the layer's memory is kept at that
-length and projected whole for every head; scores are batched matrix products, and a pad with a reshape turns scores by
-key into scores by distance. The optimizer works in place. Parameters have the names and shapes of
+Every head of a layer is computed with that layer's longest span, rounded up to a multiple of 64; the layer's memory has
+that length and is projected completely for every head; scores are batched matrix products, and a pad with a reshape
+turns scores by key into scores by distance. The optimizer works in place. Parameters have the names and shapes of
 `adaptive_span_jax/model/transformer.py`.
 """
 
@@ -25,7 +25,7 @@ class Reference:
     def __init__(self, config: Mapping[str, Any], params: Mapping[str, np.ndarray]):
         """`config` as in `configs/base.py`, `params` one array per path, as in "layers/feedforward/expand_DF"."""
         self.model, self.span, self.train = config["model"], config["span"], config["train"]
-        # Layers are tensors of their own, as they are published: clipping is per tensor.
+        # Each layer has its own tensors, as published, because clipping is per tensor.
         self.weights: dict[str, list[Tensor]] = {}
         for name, array in params.items():
             parts = list(array) if name.startswith("layers/") else [array]

@@ -1,24 +1,23 @@
-"""Training speed of the small model, ours against the published algorithm in PyTorch, on this machine's CPU cores.
+"""Training speed of the small model compared with the published algorithm in PyTorch, on this machine's CPU.
 
     pip install -r requirements-benchmark.txt
     python benchmarks/train_speed.py [--json] [--rounds 5] [--cases start,trained,fixed] [--keep-freed-memory]
 
 12 layers, width 512, segment 512, 4 streams, dropout 0.3, float32; a step is forward, backward and optimizer. Cases:
 
-    start    S = 8192, every span at 0, as training begins
+    start    S = 8192, every span at 0, as training starts
     trained  S = 8192, the spans in trained_spans.json: 21 long heads of 96, up to 5,600 positions, average span 314
     fixed    every head 2048
 
-Each side is a process of its own, so that peak memory is measured per side, and they take turns. A turn is two steps,
-the second of which is timed: training takes one step after the other, and the first after a pause costs the system
-more. Before anything is timed, three steps without dropout must give the same loss and the same gradient norm of every
-parameter on both sides. Ratios are of medians. For `start` it also says which share of our step its dense products
-alone would take, for `trained` how much faster evaluation is, where we keep keys and values projected and the published
-algorithm projects its memory at every segment.
+Each side is a separate process, so that peak memory is measured per side, and they take turns. A turn is two steps, of
+which the second is timed, because the first step after a pause is slower. Before timing, three steps without dropout
+must give the same loss and the same gradient norm of every parameter on both sides. Ratios are of medians. For `start`,
+the fraction of our step that its dense products alone would take is printed; for `trained`, the speedup of evaluation,
+in which we cache projected keys and values and the published algorithm projects its memory at every segment.
 
-Both sides run with the allocator that Python comes with. Much of PyTorch's time at long spans is the system's: it hands
-large arrays back and gets them zeroed again many times a step, we once. With --keep-freed-memory both sides run with
-settings of glibc that avoid it, at the price of more memory.
+Both sides use the default allocator. Much of PyTorch's time at long spans is spent in the kernel: it returns large
+arrays to the system and gets them zeroed again many times per step. With --keep-freed-memory both sides use glibc
+settings that avoid this at the price of more memory.
 """
 
 import argparse
@@ -56,7 +55,7 @@ class Side:
         )
 
     def ask(self, command: str) -> Any:
-        """Runs a command to its end."""
+        """The result of a command, once it has finished."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write(command + "\n")
@@ -72,18 +71,18 @@ class Side:
 
 
 def compare(case: str, rounds: int, weights: Path, environment: dict[str, str]) -> dict[str, float]:
-    """Checks that both sides compute the same, then lets them take turns."""
+    """Checks that both sides compute the same, then times them in alternation; returns the medians."""
     sides = {name: Side(name, case, weights, environment) for name in ("ours", "torch")}
     checked = {name: side.ask("check") for name, side in sides.items()}
     difference = _difference(checked["ours"], checked["torch"])
     print(f"{case}: losses {checked['ours']['nats']}, largest relative difference of losses and gradient norms "
           f"{difference:.1e}", flush=True)  # fmt: skip
     if not difference < TOLERANCE:
-        raise SystemExit(f"{case}: the two sides do not compute the same: {checked}")
+        raise SystemExit(f"{case}: the results of the two sides differ: {checked}")
     for side in sides.values():
         side.close()
 
-    # New processes: the check's arrays and compilations are no part of a step's peak memory.
+    # New processes, so that peak memory does not include the check's arrays and compilations.
     sides = {name: Side(name, case, weights, environment) for name in ("ours", "torch")}
     seconds: dict[tuple[str, str], list[float]] = {}
     memory: dict[str, float] = {}
@@ -129,7 +128,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each side")
     parser.add_argument("--cases", default=",".join(CASES), help="which of start, trained, fixed")
-    parser.add_argument("--keep-freed-memory", action="store_true", help="neither side gives memory back to the system")
+    parser.add_argument("--keep-freed-memory", action="store_true", help="do not return freed memory to the system")
     arguments = parser.parse_args()
     environment = KEEP_FREED_MEMORY if arguments.keep_freed_memory else {}
     tokens = STREAMS * base.get_config().train.segment

@@ -1,7 +1,7 @@
 """The defaults of `adaptive_span_jax/config.py`: the published 12-layer model with adaptive spans, on enwik8.
 
-That file has every field with its meaning and what is allowed. Other configs start from this one and show only what
-differs. Any field can be overridden on the command line, e.g. `--config.train.batch_size=8`.
+That file documents every field and its valid values. Other configs start from this one and set only what differs. Any
+field can be overridden on the command line, e.g. `--config.train.batch_size=8`.
 """
 
 import dataclasses

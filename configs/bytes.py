@@ -1,9 +1,9 @@
-"""Your own text, byte by byte, on one GPU or a patient CPU.
+"""Your own text as bytes, on one GPU or, slowly, a CPU.
 
     python main.py --config=configs/bytes.py --config.data.path=PATH
 
-PATH is a file (plain, .gz, .bz2, .xz or .zip) or a folder, of which all files are read in sorted order. The first 90 %
-are for training, the next 5 % for dev, the last 5 % for test; other shares with `--config.data.splits="(0.8,0.1,0.1)"`.
+PATH is a file (plain, .gz, .bz2, .xz or .zip) or a folder, whose files are read in sorted order. The first 90 % are
+train, the next 5 % dev, the last 5 % test; change this with `--config.data.splits="(0.8,0.1,0.1)"`.
 """
 
 from ml_collections import ConfigDict

@@ -1,10 +1,10 @@
-"""About three minutes of training on 2 cores: a small adaptive-span Transformer on the source text of Python's library.
+"""The quick start: a small model on the source code of Python's library, about three minutes of training on 2 cores.
 
     python main.py
 
-Expected with Python 3.11.7 (the text is the library's own source, so other versions differ): 2.09 to 2.11 dev and 2.16
-to 2.19 test bits per byte, beside an order-2 entropy of 2.48; spans from 32 to between 50 and 103 positions, depending
-on the processor's rounding and the seed. It reads a fifth of the text, a piece of every sixteenth of it.
+Expected with Python 3.11.7 (the text depends on the version): 2.09 to 2.11 dev and 2.16 to 2.19 test bits per byte,
+with an order-2 entropy of 2.48. Spans start at 32; the longest ends between 50 and 103 positions, depending on the
+processor's rounding and the seed. Training reads a fifth of the text.
 """
 
 from ml_collections import ConfigDict
@@ -28,7 +28,9 @@ def get_config() -> ConfigDict:
     config.train.segment = 128
     config.train.steps = 1000
     config.train.warmup_steps = 100
-    config.train.clip = 0.1  # the published 0.03 cuts every span's gradient here; so spans move within 1,000 steps
+    config.train.clip = (
+        0.1  # the published 0.03 clips every span gradient here; with 0.1, spans move within 1,000 steps
+    )
 
     config.evaluate.every_steps = 1000
     config.checkpoint.every_steps = 100

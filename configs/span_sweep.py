@@ -1,8 +1,8 @@
-"""The paper's Figure 3 at the size of a CPU: a run of `benchmarks/span_sweep.py`, which has one for every kind and S.
+"""The paper's Figure 3 at CPU scale: one run of `benchmarks/span_sweep.py`, which trains every kind and S.
 
     python main.py --config=configs/span_sweep.py:adaptive-256 --config.data.path=FILE_OR_FOLDER
 
-The argument is the kind of span and its limit S. What came out on 6 MB of Wikipedia is in docs/span_sweep.md.
+The argument is the kind of span and its limit S. docs/span_sweep.md has the results on 6 MB of Wikipedia.
 """
 
 from ml_collections import ConfigDict

@@ -16,5 +16,5 @@ def get_config(span: str = "1024") -> ConfigDict:
     config.data.source = "text8"
     config.span.kind = "fixed"
     config.span.limit = int(span)
-    config.span.penalty = 0.0  # there is nothing to penalise
+    config.span.penalty = 0.0  # fixed spans have no penalty
     return config

@@ -1,6 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the scripts beside it: what they share in saying, refusing, and doing or only showing a command.
-# They set `usage` first.
+# Sourced by the scripts beside it: messages, errors, and running or only printing a command. They set `usage` first.
 
 dry_run=false
 
@@ -9,13 +8,13 @@ refuse() { # reason
   exit 2
 }
 
-((BASH_VERSINFO[0] >= 5)) || refuse "bash 5 or newer is needed, this is $BASH_VERSION (on macOS: brew install bash)"
+((BASH_VERSINFO[0] >= 5)) || refuse "bash 5 or newer is required, this is $BASH_VERSION (on macOS: brew install bash)"
 
 say() {
   printf '%s\n' "$*" >&2
 }
 
-# Runs a command, or with --dry-run prints it, quoted so that it could be pasted into a shell.
+# Runs a command, or with --dry-run prints it, quoted for pasting into a shell.
 act() {
   if "$dry_run"; then
     quote "$@"
@@ -39,7 +38,7 @@ quote() { # words → one line of shell
 # .venv with the pinned requirements of a file.
 prepare_environment() { # requirements file
   if "$dry_run"; then
-    echo "# unless that is done (launch/environment.sh): python3 -m venv .venv && source .venv/bin/activate &&" \
+    echo "# unless it exists (launch/environment.sh): python3 -m venv .venv && source .venv/bin/activate &&" \
       "python -m pip install --quiet --disable-pip-version-check -r $1"
   else
     source launch/environment.sh
@@ -47,7 +46,7 @@ prepare_environment() { # requirements file
   fi
 }
 
-# Whether main.py is told which experiment to run.
+# Whether the arguments contain --config=….
 names_a_config() {
   local word
   for word in "$@"; do
@@ -56,7 +55,7 @@ names_a_config() {
   return 1
 }
 
-# Whether the run is kept in a bucket, which needs requirements-gcs.txt.
+# Whether the workdir is in a bucket, which requires requirements-gcs.txt.
 in_bucket() {
   local word
   for word in "$@"; do

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains on all GPUs of this host: makes .venv, installs, looks for the GPUs, starts main.py.
+# Trains on all GPUs of this host: creates .venv, installs the requirements, counts the GPUs, starts main.py.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -12,7 +12,7 @@ for word in "$@"; do
   if [[ $word == --dry-run ]]; then dry_run=true; else arguments+=("$word"); fi
 done
 names_a_config "${arguments[@]}" || refuse "--config=… is missing"
-command -v nvidia-smi >/dev/null || refuse "nvidia-smi is not here: this host has no NVIDIA driver"
+command -v nvidia-smi >/dev/null || refuse "nvidia-smi not found: this host has no NVIDIA driver"
 gpus=$(nvidia-smi --list-gpus | wc -l)
 [[ $gpus -gt 0 ]] || refuse "nvidia-smi lists no GPU"
 

@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 usage="usage: launch/kubernetes.sh COMMAND --name=NAME [options] [-- --config=configs/… --workdir=… …]
-  start    apply the JobSet; needs --image, --machine and what main.py is to do, after --
+  start    apply the JobSet; needs --image, --machine and the arguments of main.py after --
   logs     follow the first pod's log
   delete   delete the JobSet
 options of start: --image=REGISTRY/adaptive_span_jax:TAG
@@ -13,7 +13,7 @@ options of start: --image=REGISTRY/adaptive_span_jax:TAG
 all: --dry-run"
 # shellcheck source=launch/common.sh
 source launch/common.sh
-shopt -u patsub_replacement 2>/dev/null || true # else & would have a meaning of its own in what is filled in
+shopt -u patsub_replacement 2>/dev/null || true # otherwise & would be special in the replacements below
 
 command=${1:-} name='' image='' machine='' accelerator=tpu-v5-lite-podslice topology='' hosts='' chips='' arguments=()
 [[ $# -gt 0 ]] && shift
@@ -33,7 +33,7 @@ while [[ $# -gt 0 ]]; do
   shift
 done
 
-# Only what cannot be mistaken for YAML gets into a manifest.
+# Only values that cannot be mistaken for YAML are inserted into a manifest.
 must_match() { # option, value, pattern
   [[ $2 =~ ^$3$ ]] || refuse "$1 is missing or malformed: '$2'"
 }
@@ -49,7 +49,7 @@ manifest() {
     must_match --topology "$topology" '[1-9][0-9]*(x[1-9][0-9]*)+'
   fi
   names_a_config "${arguments[@]}" || refuse "no --config=… after --"
-  # A JSON list is a YAML list, whatever stands in it. "$(" would be a variable to Kubernetes.
+  # A JSON list is a valid YAML list. Kubernetes would expand "$(" as a variable.
   # shellcheck disable=SC2016
   json=$(python3 -c 'import json, sys; print(json.dumps(sys.argv[1:]).replace("$(", "$$("))' \
     "--expect_devices=$((hosts * chips))" "${arguments[@]}")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# From nothing to a trained model: makes .venv, installs the pinned requirements, trains the quickstart.
-# Arguments are passed on to main.py, e.g. bash launch/quickstart.sh --config.train.steps=100
+# Creates .venv, installs the pinned requirements and trains the quick-start model.
+# Arguments are passed to main.py, e.g. bash launch/quickstart.sh --config.train.steps=100
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/environment.sh

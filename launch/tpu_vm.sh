@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Trains on a Cloud TPU slice: asks for it, installs on all its workers, starts, follows, starts anew after a preemption.
+# Trains on a Cloud TPU slice: requests it, installs on all workers, starts training, follows the log, restarts after a preemption.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 usage="usage: launch/tpu_vm.sh COMMAND --name=NAME --zone=ZONE [options] [-- --config=configs/… --workdir=… …]
-  run      everything below, and again after each preemption, until the run is complete
-  create   ask for the slice and wait until it is there
+  run      create, install, start and logs, again after each preemption, until the run is complete
+  create   request the slice and wait for it
   install  copy this code to all workers and install requirements-tpu.txt
-  start    start main.py on all workers, with what stands after --
-  logs     follow the first worker's log to the end of training; the exit code is training's
+  start    start main.py on all workers with the arguments after --
+  logs     follow the first worker's log until training ends; exits with its exit code
   delete   delete the slice
 options: --type=v5litepod-8  --version=v2-alpha-tpuv5-lite  --project=PROJECT  --spot  --dry-run"
 # shellcheck source=launch/common.sh
@@ -41,7 +41,7 @@ if [[ $command == run || $command == start ]]; then
   names_a_config "${arguments[@]}" || refuse "no --config=… after --"
 fi
 if [[ $command == run && $spot == true && ! " ${arguments[*]}" =~ \ --workdir=(gs://|/) ]]; then
-  refuse "a --spot slice loses its disk when it is preempted: give --workdir=gs://… or a mounted folder after --"
+  refuse "a --spot slice loses its disk when preempted: add --workdir=gs://… or a mounted folder after --"
 fi
 
 where=(--zone="$zone")
@@ -73,7 +73,7 @@ create() {
   until found=$(state) && [[ $found == ACTIVE ]]; do
     say "$(date +%H:%M:%S) $name is $found"
     case $found in
-      SUSPENDING | SUSPENDED) return 1 ;; # it was there and has been taken away
+      SUSPENDING | SUSPENDED) return 1 ;; # preempted
       FAILED | NONE)
         say "See gcloud compute tpus queued-resources describe $name ${where[*]}"
         exit 1
@@ -83,7 +83,7 @@ create() {
   done
 }
 
-# The runtimes' own Python is older than 3.11, so uv brings one.
+# The runtimes' Python is older than 3.11, so uv installs one.
 install() {
   local archive=${TMPDIR:-/tmp}/adaptive_span_jax.$$.tar.gz
   pack_code "$archive" &&
@@ -101,7 +101,7 @@ install() {
       use_environment requirements-tpu.txt'
 }
 
-# Kept apart from the connection, so that training survives its loss. A second start leaves a running one alone.
+# Detached from the connection, so that training survives its loss. A second start does not affect a running one.
 start() {
   local line
   line=$(quote .venv/bin/python main.py "${arguments[@]}")
@@ -115,7 +115,7 @@ start() {
       echo \$! >train.pid"
 }
 
-# 255, as of a lost connection, if training was killed.
+# Exits with 255, as for a lost connection, if training was killed.
 logs() {
   # shellcheck disable=SC2016
   on_workers 0 'cd adaptive_span_jax || exit
@@ -134,14 +134,14 @@ run() {
     code=0 began=$SECONDS
     { install && start && logs; } || code=$?
     if "$dry_run"; then
-      echo "# if the slice is no longer ACTIVE then: delete it, and all of this again"
+      echo "# if the slice is then no longer ACTIVE: delete it and repeat all of this"
       quote gcloud compute tpus queued-resources delete "$name" "${where[@]}" --force --quiet
       return
     fi
     if [[ $(state) != ACTIVE ]]; then
-      say "The slice was taken away; asking for another. Training resumes from its newest checkpoint."
+      say "The slice was preempted; requesting another. Training will resume from its newest checkpoint."
       delete
-    elif [[ $code != 255 ]]; then # training's own
+    elif [[ $code != 255 ]]; then # the exit code of training
       say "Training ended with code $code. To stop paying: launch/tpu_vm.sh delete --name=$name ${where[*]}"
       return "$code"
     else

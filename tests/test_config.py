@@ -118,7 +118,7 @@ def test_every_published_config_has_a_row():
         (lambda c: c.train.__delattr__("steps"), r"config\.train\.steps is missing"),
         (lambda c: c.model.__setattr__("heads", 3), r"config\.model\.width is 22; it must be a multiple"),
         (lambda c: c.span.__setattr__("kind", "wide"), r"config\.span\.kind is 'wide'; it must be one of fixed"),
-        (lambda c: c.data.__setattr__("splits", (0.5, 0.1, 0.1)), r"config\.data\.splits is .* sum of 1"),
+        (lambda c: c.data.__setattr__("splits", (0.5, 0.1, 0.1)), r"config\.data\.splits is .* sum to 1"),
         (lambda c: c.__setattr__("seed", -1), r"config\.seed is -1"),
     ],
 )

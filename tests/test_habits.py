@@ -1,4 +1,4 @@
-"""What must be the same in several places: pins, lint versions, the test command; and what tests must not do."""
+"""Facts that must agree in several places: pins, lint versions, the test command; and what tests must not do."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""What `import adaptive_span_jax` gives, and what it costs."""
+"""The public names of the package, and that importing it is cheap."""
 
 import subprocess
 import sys

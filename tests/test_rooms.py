@@ -1,4 +1,4 @@
-"""Each outside library is known in one place; which room may import which is import-linter's contract in pyproject."""
+"""Each third-party library is used in one place; import-linter's contract in pyproject.toml orders the sub-packages."""
 
 import ast
 from pathlib import Path

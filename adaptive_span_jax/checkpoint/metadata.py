@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: where in the text it stands, of which run it is, what it was made with."""
+"""The metadata of a checkpoint: position in the text, config, vocabulary, versions."""
 
 import dataclasses
 import platform
@@ -11,29 +11,29 @@ from adaptive_span_jax.data.segments import Position
 
 
 def versions() -> dict[str, str]:
-    """What a checkpoint is made with."""
+    """The versions of Python, this package and the main libraries."""
     libraries = {name: version(name) for name in ("jax", "flax", "optax", "orbax-checkpoint", "numpy")}
     return {"adaptive_span_jax": adaptive_span_jax.__version__, "python": platform.python_version(), **libraries}
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointMetadata:
-    """What is written beside a checkpoint's arrays."""
+    """The metadata that is stored with a checkpoint's arrays."""
 
     step: int
     position: Position
     seconds: float  # of training so far
     fingerprint: str  # of the text
-    vocabulary: str  # symbol number i is the character with the byte's number
+    vocabulary: str  # one latin-1 character per symbol, see data/corpus.py
     config: dict[str, Any]
-    learning_rate: float = 0.0  # of the next step; the schedule's own fields are in the config, its count is `step`
-    nonfinite_steps: int = 0  # steps so far whose update was left out
+    learning_rate: float = 0.0  # of the next step, for information: the schedule follows from config and step
+    nonfinite_steps: int = 0  # skipped steps so far
     dev_bits: float | None = None
     versions: dict[str, str] = dataclasses.field(default_factory=versions)
 
     @classmethod
     def from_saved(cls, step: int, fields: dict[str, Any]) -> "CheckpointMetadata":
-        """What a checkpoint holds, also one of an earlier version, which named some fields differently."""
+        """The metadata from its stored fields, including those of earlier versions, in which some had other names."""
         fields = {{"bad_steps": "nonfinite_steps"}.get(name, name): value for name, value in fields.items()}
         changed: Any = {"position": Position(**fields["position"]), "config": current_names(fields["config"])}
         return cls(step=step, **fields | changed)

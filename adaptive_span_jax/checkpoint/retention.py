@@ -1,4 +1,4 @@
-"""Which checkpoints are kept: the newest few that are whole, and the one with the best dev bits."""
+"""Which checkpoints to keep: the newest few intact ones, and the one with the best dev bits."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,11 @@ from adaptive_span_jax.runtime import storage, terminal
 
 
 def best(described: Mapping[int, CheckpointMetadata]) -> int | None:
-    """The step with the best dev bits, if any was evaluated.
+    """The step with the best dev bits, or None if no checkpoint was evaluated.
 
-    Bits on the first tokens of dev cannot be compared with bits on all of it, so only those count that were evaluated
-    on as many tokens (config.evaluate.max_tokens) as the newest. Within one run that is all of them, unless the field
-    was changed on resuming: also at the last step, what is written beside the checkpoint is on the first tokens.
+    Bits on part of dev are not comparable with bits on all of it, so only checkpoints count that were evaluated on as
+    many tokens (config.evaluate.max_tokens) as the newest. Within a run that is all of them, unless the field was
+    changed when resuming. The last checkpoint, too, has the bits on that part, not those of the final evaluation.
     """
     found = {step: saved for step, saved in described.items() if saved.dev_bits is not None}
     limits = {step: saved.config.get("evaluate", {}).get("max_tokens", 0) for step, saved in found.items()}
@@ -24,16 +24,16 @@ def best(described: Mapping[int, CheckpointMetadata]) -> int | None:
 
 
 def superseded(steps: Sequence[int], described: Mapping[int, CheckpointMetadata], keep: int) -> list[int]:
-    """The steps that are no longer kept. Those that cannot be described, perhaps damaged, are not among them."""
+    """The steps to delete. Checkpoints without readable metadata, perhaps damaged, are never deleted."""
     kept = {*steps[-keep:], best(described)}
     return [step for step in described if step not in kept]
 
 
 def check_fallback(directory: Path, newest: int) -> None:
-    """Reads the checkpoint before `newest` again and compares its checksums; a damaged one is set aside, and the one
-    before it is checked instead. What is set aside does not count as kept.
+    """Verifies the checkpoint before `newest` again. A damaged one is set aside, so it does not count as kept, and the
+    one before it is verified instead.
 
-    Not in a bucket: the service compares checksums of its own, and reading means downloading all of it.
+    Skipped in a bucket: the service has its own checksums, and reading would mean a download.
     """
     if storage.in_bucket(directory):
         return
@@ -42,4 +42,4 @@ def check_fallback(directory: Path, newest: int) -> None:
         if damage is None:
             return
         aside = sealing.set_aside(directory / str(step))
-        terminal.say(f"warning: the checkpoint of step {step:,} is damaged: {damage}; it is set aside: {aside}")
+        terminal.say(f"warning: the checkpoint of step {step:,} is damaged: {damage}; moved it to {aside}")

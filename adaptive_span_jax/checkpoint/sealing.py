@@ -1,17 +1,16 @@
-"""Folders that are whole or not there: written under another name, hashed, pushed to the disk, and only then renamed.
+"""Atomic folders: written under another name, hashed, fsynced, and only then renamed.
 
-    1000               sealed. SHA256SUMS in it lists every file; `cd 1000 && sha256sum -c SHA256SUMS` checks it by hand
-    1200.unfinished    being written, or left by a process that was killed: never reported as saved, so deleted at the
-                       next start
-    800.deleting       being deleted, or left by a process that was killed while deleting
-    damaged/1000       was sealed and later found damaged, so set aside; never deleted by us
+    1000               sealed. SHA256SUMS in it lists every file; verify it with `cd 1000 && sha256sum -c SHA256SUMS`
+    1200.unfinished    being written, or left by a killed process; never reported as saved, so deleted at the next start
+    800.deleting       being deleted, or left by a process that was killed while deleting it
+    damaged/1000       was sealed and later found to be damaged; never deleted by the program
 
-A rename is all or nothing, so a kill at any moment leaves a folder under one of these names and never a sealed one that
-is incomplete. What changes on the disk afterwards, a flipped bit or a lost file, shows in the hashes.
+A rename is atomic, so a kill at any moment leaves a folder under one of these names, and never a sealed folder that is
+incomplete. Later changes on disk, such as a flipped bit or a lost file, are detected by the hashes.
 
-A bucket cannot rename. There a folder has its number from the start, and the name that says what it is belongs to an
-empty object beside it: `1200.unfinished` is made before anything of 1200 is written, and deleted when all is there and
-hashed; `800.deleting` is made before anything of 800 is deleted. A number with such a mark beside it is not sealed.
+A bucket has no atomic rename. There a folder has its number from the start, and an empty marker object beside it gives
+its state: `1200.unfinished` is created before anything of 1200 is written and deleted when everything is written and
+hashed; `800.deleting` is created before anything of 800 is deleted. A number with a marker beside it is not sealed.
 """
 
 import concurrent.futures
@@ -41,52 +40,52 @@ def sealed_steps(directory: Path) -> list[int]:
 
 
 def unfinished(directory: Path, step: int) -> Path:
-    """Where a folder is written before it is sealed."""
+    """The path at which a folder is written before it is sealed."""
     return _content(directory / f"{step}{_UNFINISHED}")
 
 
 def begin(directory: Path, step: int) -> None:
-    """To be called before anything is written: in a bucket, says that the folder is unfinished."""
+    """Call this before anything is written: in a bucket, it marks the folder as unfinished."""
     if not storage.in_bucket(directory):
         return
     if step in sealed_steps(directory):
-        raise FileExistsError(f"{directory / str(step)} is there already")
+        raise FileExistsError(f"{directory / str(step)} already exists")
     (directory / f"{step}{_UNFINISHED}").write_bytes(b"")
-    # The last request of a process that was killed may have been carried out after its folder was deleted.
+    # The last request of a killed process may have completed after its folder was deleted.
     storage.delete(directory / str(step))
 
 
 def leftovers(directory: Path) -> list[Path]:
-    """What is being written now, or was when a process was killed; orbax adds endings of its own to the name."""
+    """Folders that are being written, or were when a process was killed. Orbax appends its own suffixes to the name."""
     return sorted(directory.glob(f"*{_UNFINISHED}*"))
 
 
 def seal(directory: Path, step: int) -> None:
-    """Hashes an unfinished folder and gives it its name. When this returns it is on the disk, a power cut included."""
+    """Hashes an unfinished folder and renames it. Afterward it survives even a power cut."""
     folder = unfinished(directory, step)
     names = list(storage.files(folder))
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        sums = list(pool.map(lambda name: _sum(folder / name, push=True), names))
+        sums = list(pool.map(lambda name: _sum(folder / name, fsync=True), names))
     lines = [f"{digest}  {name}\n" for name, digest in zip(names, sums, strict=True)]
     (folder / SUMS).write_text("".join(lines))
     if storage.in_bucket(directory):
         (directory / f"{step}{_UNFINISHED}").unlink()
         return
     for path in (folder / SUMS, *(entry for entry in folder.rglob("*") if entry.is_dir()), folder):
-        _push(path)
+        _fsync(path)
     folder.rename(directory / str(step))
-    _push(directory)
+    _fsync(directory)
 
 
 def find_damage(folder: Path, on_progress: Callable[[float], None] = lambda share: None) -> str | None:
-    """What is wrong with a sealed folder, or None. `on_progress` hears which share of its bytes was read."""
+    """The damage to a sealed folder in words, or None. `on_progress` is called with the fraction of bytes read."""
     try:
         *lines, _ = (folder / SUMS).read_bytes().decode().split("\n")
         expected = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
     except FileNotFoundError:
         return f"{SUMS} is missing"
     except ValueError:
-        return f"{SUMS} cannot be understood"
+        return f"{SUMS} is malformed"
     if not expected:
         return f"{SUMS} is empty"
     sizes = storage.files(folder)
@@ -99,16 +98,16 @@ def find_damage(folder: Path, on_progress: Callable[[float], None] = lambda shar
     with concurrent.futures.ThreadPoolExecutor() as pool:
         for name, found in zip(expected, pool.map(lambda name: _sum(folder / name), expected), strict=True):
             if found is None:
-                return f"{name} cannot be read from the disk"
+                return f"{name} cannot be read from disk"
             if found != expected[name]:
-                return f"{name} is not what was written: its SHA-256 was {expected[name][:12]}…, now {found[:12]}…"
+                return f"{name} has changed: its SHA-256 was {expected[name][:12]}… and is now {found[:12]}…"
             done += sizes[name]
             on_progress(done / total)
     return None
 
 
 def set_aside(folder: Path) -> Path:
-    """Moves a folder into `damaged` beside it, under a free name; returns where to."""
+    """Moves a folder into `damaged/` beside it, under an unused name; returns the new path."""
     place = folder.parent / DAMAGED
     storage.make_folder(place)
     number, target = 1, place / folder.name
@@ -121,7 +120,7 @@ def set_aside(folder: Path) -> Path:
 
 
 def delete(directory: Path, step: int) -> None:
-    """Deletes a sealed folder; killed on the way, it does not look like a damaged one."""
+    """Deletes a sealed folder such that, after a kill, the rest does not look like a damaged checkpoint."""
     dying = directory / f"{step}{_DELETING}"
     if storage.in_bucket(directory):
         dying.write_bytes(b"")
@@ -137,18 +136,18 @@ def discard(folder: Path, as_far_as_possible: bool = False) -> None:
 
 
 def finish_deleting(directory: Path) -> None:
-    """Deletes what a killed process was deleting."""
+    """Completes the deletions of a killed process."""
     for dying in directory.glob(f"*{_DELETING}"):
         discard(dying)
 
 
 def bytes_in(folder: Path) -> int:
-    """What a folder's files take."""
+    """The total size of a folder's files."""
     return sum(storage.files(folder).values())
 
 
 def _content(folder: Path) -> Path:
-    """Where the files are of what is unfinished or being deleted: in a bucket beside the mark that says so."""
+    """The path of the files of an unfinished or dying folder: in a bucket, beside its marker."""
     if storage.in_bucket(folder) and folder.name.endswith((_UNFINISHED, _DELETING)):
         return folder.with_name(folder.name.partition(".")[0])
     return folder
@@ -159,29 +158,29 @@ def _unmark(folder: Path) -> None:
         folder.unlink()
 
 
-def _sum(path: Path, push: bool = False) -> str | None:
-    """A file's SHA-256; None where the disk cannot give it back. `push`: see that it is on the disk."""
+def _sum(path: Path, fsync: bool = False) -> str | None:
+    """A file's SHA-256; None after a disk read error. `fsync`: also flush the file to disk."""
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-            if push and not storage.in_bucket(path):
+            if fsync and not storage.in_bucket(path):
                 os.fsync(file)
             return digest
     except OSError as error:
-        if push:
+        if fsync:
             raise
         if error.errno == errno.EIO:
             return None
-        # No permission, or the network is down: that says nothing about the content.
+        # A missing permission or a network failure does not mean that the content is damaged.
         raise UserError(f"{path} cannot be read ({error.strerror or error}); make it readable and try again") from error
 
 
-def _push(path: Path) -> None:
+def _fsync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
-        # Some network file systems cannot push a folder.
+        # Some network file systems cannot fsync a folder.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:

@@ -1,4 +1,4 @@
-"""`--mode=compress`: a file made smaller by a run's model."""
+"""`--mode=compress`: compresses a file with a run's model."""
 
 from pathlib import Path
 
@@ -12,12 +12,12 @@ from adaptive_span_jax.runtime.command_line import command
 def compress(directory: Path, which: str, source: Path, target: Path | None) -> int:
     """Compresses a file; returns the exit code."""
     text, target = read_input(source), target or source.with_name(source.name + codec.SUFFIX)
-    refuse_to_overwrite(target)
+    check_not_existing(target)
     model = load(directory, which)
     with terminal.share_done(f"compressing {source.name}") as show:
         packed = codec.pack(model, text, show)
     write_output(target, packed)
-    # The step by its number: it is this model that restores the file, also when training has moved on.
+    # By step number: only this checkpoint restores the file, even if training has continued.
     restore = {"mode": "decompress", "step": model.step, "input": target}
     if target.suffix != codec.SUFFIX:
         restore["output"] = source
@@ -41,14 +41,14 @@ def read_input(path: Path) -> bytes:
         raise UserError(f"--input={path} cannot be read ({error.strerror})") from error
 
 
-def refuse_to_overwrite(path: Path) -> None:
+def check_not_existing(path: Path) -> None:
     """Raises if the file to write exists."""
     if path.exists():
-        raise UserError(f"{path} exists and is not overwritten; name another file with --output")
+        raise UserError(f"{path} already exists; choose another file with --output")
 
 
 def write_output(path: Path, content: bytes) -> None:
-    """Writes the file that --output names, whole or not at all."""
+    """Writes the file that --output names, atomically."""
     try:
         storage.write_bytes(path, content)
     except OSError as error:

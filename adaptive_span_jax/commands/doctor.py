@@ -1,8 +1,7 @@
-"""What can be wrong with a machine before training starts, looked at early and said clearly.
+"""`--mode=doctor`: checks a machine before training starts.
 
-Training runs the quick checks, `quick` and `same_on_all_hosts`; `--mode=doctor` runs all and continues after a
-failure, so that one visit to a machine finds everything. It leaves nothing behind: no folder, no prepared data, no
-compiled program.
+Training runs the quick checks, `quick` and `same_on_all_hosts`. `--mode=doctor` runs all checks and continues after a
+failure, so that one run reports every problem. It leaves no files: no folder, no prepared data, no compiled program.
 """
 
 import contextlib
@@ -32,22 +31,22 @@ from adaptive_span_jax.runtime.command_line import install_command
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 _PLUGINS = ("libtpu", "jax-cuda12-plugin")
 
-# How Linux shows accelerators, whether or not JAX can use them: TPUs as PCI devices of Google's with these numbers.
+# How Linux lists accelerators, whether or not JAX can use them. TPUs are PCI devices of Google with these ids.
 _TPU_NUMBERS = {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}
 _PCI = Path("/sys/bus/pci/devices")
 _DEVICE_FILES = Path("/dev")
 
 
 def quick(expected: int) -> None:
-    """The checks at every start: the devices that are meant, all there, and able to add up a number together."""
+    """The checks at every start: the expected devices are present and can compute a sum together."""
     check_devices(expected)
     same_on_all_hosts("Python packages", check_versions())
     check_sum(sharding.make_mesh())
 
 
 def doctor(config: Config, directory: Path, expected: int) -> int:
-    """All checks, one line each; exit code 0 if there is nothing to do, else 2."""
-    # A check should not fill the user's cache, and the time to compile would be that of reading it.
+    """Runs all checks and prints a line for each; returns exit code 0 if all passed, else 2."""
+    # A check should not fill the user's cache, and reading from it would falsify the compile time.
     jax.config.update("jax_enable_compilation_cache", False)
     checks: dict[str, Callable[[], str]] = {
         "versions": check_versions,
@@ -70,7 +69,7 @@ def doctor(config: Config, directory: Path, expected: int) -> int:
 
 
 def check_devices(expected: int) -> str:
-    """Refuses CPUs where there is an accelerator, and another number of devices than expected (0: any number)."""
+    """Raises if JAX uses the CPU although there is an accelerator, or if the device count is unexpected (0: any)."""
     devices = jax.devices()
     kind = f"{len(devices)} × {devices[0].device_kind} ({devices[0].platform})"
     described = f"{kind} in {terminal.counted(jax.process_count(), 'process')}"
@@ -78,31 +77,31 @@ def check_devices(expected: int) -> str:
     if unused and jax.default_backend() == "cpu" and os.environ.get("JAX_PLATFORMS") != "cpu":
         extra = {"TPU": "tpu", "NVIDIA GPU": "gpu"}[unused]
         raise UserError(
-            f"this machine has a {unused}, but JAX found only {described}: {install_command(extra)}, and see "
-            "whether another program holds the device; JAX_PLATFORMS=cpu if you do want the CPU"
+            f"this machine has a {unused}, but JAX found only {described}: run {install_command(extra)}, and check "
+            "that no other program uses the device; set JAX_PLATFORMS=cpu to use the CPU"
         )
     if expected and len(devices) != expected:
         raise UserError(
-            f"--expect_devices={expected}, but JAX found {described}; is a host missing, or a device held by another "
-            "program?"
+            f"--expect_devices={expected}, but JAX found {described}; check that no host is missing and that no other "
+            "program uses a device"
         )
     return described
 
 
 def check_versions() -> str:
-    """The versions that matter, as one line."""
+    """The versions of Python and of the main packages, as one line."""
     versions = {name: _version(name) for name in (*_PACKAGES, *_PLUGINS)}
     missing = [name for name in _PACKAGES if not versions[name]]
     if missing:
-        raise UserError(f"{', '.join(missing)} not installed: {install_command()}")
+        raise UserError(f"{', '.join(missing)} not installed: run {install_command()}")
     listed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     return f"Python {platform.python_version()}, {listed}"
 
 
 def check_sum(mesh: Mesh, add: Callable[[jax.Array], jax.Array] = jnp.sum) -> str:
-    """Has every device add its share to one sum: a broken device or network shows here, not an hour later.
+    """Sums a 1 from every device, so that a broken device or network fails here and not an hour later.
 
-    `add` is what the devices compute; tests pass one that is wrong.
+    `add` is the computation; tests pass a wrong one.
     """
     started = time.perf_counter()
     shape = (mesh.size,)
@@ -111,14 +110,12 @@ def check_sum(mesh: Mesh, add: Callable[[jax.Array], jax.Array] = jnp.sum) -> st
     )
     total = float(jax.jit(add, out_shardings=sharding.replicated(mesh))(ones))
     if total != mesh.size:
-        raise UserError(
-            f"{terminal.counted(mesh.size, 'device')} added up 1 each and found {total}; restart the machine"
-        )
+        raise UserError(f"{terminal.counted(mesh.size, 'device')} summed a 1 each and got {total}; restart the machine")
     return f"a sum over all devices compiled and ran in {time.perf_counter() - started:.1f} s"
 
 
 def check_workdir(config: Config, directory: Path) -> str:
-    """Whether runs can be kept there, and whether there is room; folders made for the check are removed again."""
+    """Checks that the workdir is writable and has enough space; removes the folders that it creates for this."""
     missing = []
     if hosts.is_process_zero() and not storage.in_bucket(directory):
         missing = [folder for folder in (directory, *directory.parents) if not folder.exists()]
@@ -132,16 +129,16 @@ def check_workdir(config: Config, directory: Path) -> str:
         for folder in missing:
             with contextlib.suppress(OSError):  # another program may have put something there, or removed it
                 folder.rmdir()
-    return f"{directory} can be written, {room}, a checkpoint takes {terminal.size(needed)}"
+    return f"{directory} is writable, {room}; a checkpoint takes {terminal.size(needed)}"
 
 
 def check_data(config: Config) -> str:
-    """Whether the text is there, enough for the batch, and the same on every host; nothing is downloaded or written."""
+    """Checks that the text is long enough and the same on every host; downloads and writes nothing."""
     corpus = corpora.load(config.data) if corpora.is_prepared(config.data) else None
     same_on_all_hosts("text", corpus.fingerprint if corpus else "nothing prepared")
     if corpus is None:
         corpora.check_archive(config.data)
-        return f"{config.data.source} is not prepared yet; --mode=prepare or the first training does it"
+        return f"{config.data.source} is not prepared yet; --mode=prepare or training will do it"
     Streams(corpus.train, config.train.batch_size, config.train.segment, config.seed)
     return (
         f"{corpus.name}: {terminal.counted(corpus.train.size, 'token')} to train on, fingerprint {corpus.fingerprint}"
@@ -149,7 +146,7 @@ def check_data(config: Config) -> str:
 
 
 def check_step(config: Config, mesh: Mesh) -> str:
-    """How long compiling the training step takes here."""
+    """Compiles the train step; returns the time it took."""
     sharding.check_streams(mesh, config.train.batch_size, config.train.grad_accum_steps)
     started = time.perf_counter()
     with terminal.waiting("compiling the training step"):
@@ -158,7 +155,7 @@ def check_step(config: Config, mesh: Mesh) -> str:
 
 
 def same_on_all_hosts(what: str, value: str) -> None:
-    """Refuses hosts that differ in something they must agree on."""
+    """Raises if a value is not the same on all hosts."""
     if jax.process_count() == 1:
         return
     mine = np.frombuffer(hashlib.sha256(value.encode()).digest()[:4], np.uint32)
@@ -166,7 +163,7 @@ def same_on_all_hosts(what: str, value: str) -> None:
     others = [number for number, theirs in enumerate(everyones) if theirs != everyones[0]]
     if others:
         raise UserError(
-            f"the {what} of processes {', '.join(map(str, others))} differ from those of process 0; this is process "
+            f"{what} of processes {', '.join(map(str, others))} and of process 0 differ; this is process "
             f"{jax.process_index()}, with {value}"
         )
 
@@ -179,7 +176,7 @@ def _version(package: str) -> str:
 
 
 def _accelerator() -> str:
-    """What kind of accelerator the machine has, as far as Linux shows it."""
+    """The kind of accelerator that Linux lists, or an empty string."""
     if any(_DEVICE_FILES.glob("nvidia[0-9]*")):
         return "NVIDIA GPU"
     for device in _PCI.glob("*"):

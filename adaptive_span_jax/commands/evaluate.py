@@ -1,4 +1,4 @@
-"""`--mode=evaluate`: a checkpoint of a run on dev and test, by both protocols."""
+"""`--mode=evaluate`: scores a checkpoint on dev and test by both protocols."""
 
 import itertools
 import time
@@ -20,7 +20,7 @@ from adaptive_span_jax.training.evaluation import PROTOCOLS, check_streams
 def evaluate(directory: Path, which: str, changes: Mapping[str, Any] | None = None) -> int:
     """Scores dev and test, prints a table and writes `evaluation.json`; returns the exit code.
 
-    The checkpoint's own config is used, with `changes` to it: how to evaluate, where data is kept.
+    Uses the checkpoint's own config with `changes`: how to evaluate, where the data is.
     """
     mesh = sharding.make_mesh()
     config, saved, params = load_params(directory, which, mesh)
@@ -31,8 +31,8 @@ def evaluate(directory: Path, which: str, changes: Mapping[str, Any] | None = No
     splits = {"dev": corpus.dev, "test": corpus.test}
     for split, protocol in itertools.product(splits, PROTOCOLS):
         check_streams(config, splits[split], protocol, split)
-    finished = CachedDecoder.of(config, params)
-    decoder_step = make_decoder_step(finished, mesh)
+    decoder = CachedDecoder.of(config, params)
+    decoder_step = make_decoder_step(decoder, mesh)
 
     found: dict[str, Any] = {"step": saved.step, "unit": corpus.unit}
     rows, average = {}, 0.0
@@ -40,7 +40,7 @@ def evaluate(directory: Path, which: str, changes: Mapping[str, Any] | None = No
         for protocol in PROTOCOLS:
             started = time.perf_counter()
             with terminal.share_done(f"evaluating {split}, {protocol} protocol") as show:
-                scored = score_with_cache(finished, ids, protocol, decoder_step, mesh, show)
+                scored = score_with_cache(decoder, ids, protocol, decoder_step, mesh, show)
             speed = scored.tokens / (time.perf_counter() - started)
             average = float(span.average_span(scored.z_LH, config.span.ramp, config.span.limit))
             perplexity = objective.perplexity(scored.nats)
@@ -57,7 +57,9 @@ def evaluate(directory: Path, which: str, changes: Mapping[str, Any] | None = No
                 f"{terminal.counted(scored.tokens, 'token')} scored, {speed:,.0f} tokens/s"
             )
     rows["average span"] = f"{average:.1f} positions"
-    rows["FLOPS per token"] = f"{flops.paper_flops(config, average) / 1e6:.2f} million, in the paper's counting"
+    rows["FLOPS per token"] = (
+        f"{flops.paper_flops(config, average) / 1e6:.2f} million multiply-adds, counted as in the paper"
+    )
     terminal.show_block(f"Evaluation of {directory}, step {saved.step:,}", rows)
     if hosts.is_process_zero():
         storage.write_text(directory / "evaluation.json", strict_json.dumps(found, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""`--mode=export-torch`: a run's checkpoint as the published PyTorch code writes it."""
+"""`--mode=export-torch`: writes a run's checkpoint in the format of the published PyTorch code."""
 
 from pathlib import Path
 
@@ -9,5 +9,5 @@ from adaptive_span_jax.runtime import terminal
 def export_torch(file: Path, directory: Path, which: str) -> int:
     """Writes the file; returns the exit code."""
     step = to_torch(file, directory, which)
-    terminal.say(f"{file}: step {step:,} of {directory}, as the published code writes it")
+    terminal.say(f"Wrote step {step:,} of {directory} to {file}, in the published PyTorch format")
     return 0

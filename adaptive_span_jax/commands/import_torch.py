@@ -1,4 +1,4 @@
-"""`--mode=import-torch`: a checkpoint of the published PyTorch code becomes a run."""
+"""`--mode=import-torch`: creates a run from a checkpoint of the published PyTorch code."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from adaptive_span_jax.runtime.terminal import counted, show_block
 
 
 def import_torch(file: Path, directory: Path, fields: Mapping[str, Any] | None, changes: Mapping[str, Any]) -> int:
-    """Makes a run of the file and shows what to do with it; returns the exit code."""
+    """Creates the run and prints what to do next; returns the exit code."""
     config = from_torch(file, directory, fields, changes)
     show_block(
         f"Imported {file}",
@@ -20,7 +20,7 @@ def import_torch(file: Path, directory: Path, fields: Mapping[str, Any] | None, 
             f"{counted(config.span.limit, 'position')}",
             "from the config": f"ramp {config.span.ramp}, segment {config.train.segment}, dropout "
             f"{config.model.dropout}, penalty {config.span.penalty}",
-            "not in the file": "memory is empty and the text starts over",
+            "not in the file": "memory (starts empty) and position in the text (starts at 0)",
             "evaluate it": command(directory, mode="evaluate"),
             "train it": command(directory),
         },

@@ -1,4 +1,4 @@
-"""What each `--mode` does and which flags it takes: one table for `--help` and for refusing all others."""
+"""What each `--mode` does and which flags it accepts: the table behind `--help` and the check for unused flags."""
 
 import dataclasses
 import fnmatch
@@ -12,15 +12,15 @@ _HOSTS = ("coordinator", "num_processes", "process_id")
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-    """A mode; --config and --workdir are taken by all of them."""
+    """A mode. All modes accept --config and --workdir."""
 
     does: str
     flags: tuple[str, ...] = ()
-    fields: tuple[str, ...] = ()  # of the config; `data.FIELD` means all of that group, `FIELD` all there are
+    fields: tuple[str, ...] = ()  # config fields; `data.FIELD` is every field of that section, `FIELD` every field
 
 
 MODES = {
-    "train": Mode("train a model, or resume its run; evaluate it at the end", ("expect_devices", *_HOSTS), ("FIELD",)),
+    "train": Mode("train a model or resume a run, and evaluate it at the end", ("expect_devices", *_HOSTS), ("FIELD",)),
     "evaluate": Mode(
         "score a checkpoint on dev and test",
         ("step", *_HOSTS),
@@ -28,53 +28,55 @@ MODES = {
     ),
     "report": Mode("write report/index.html, figures and tables", ("step",), ("data.archive", "data.directory")),
     "generate": Mode("continue a prompt", ("prompt", "prompt_file", "step"), ("generate.FIELD",)),
-    "compress": Mode("compress a file by the model's probabilities", ("input", "output", "step")),
+    "compress": Mode("compress a file with the model's probabilities", ("input", "output", "step")),
     "decompress": Mode("restore a compressed file", ("input", "output", "step")),
     "import-torch": Mode("create a run from a published PyTorch checkpoint", ("input",), ("FIELD",)),
     "export-torch": Mode("write a run's checkpoint in the published PyTorch format", ("output", "step")),
-    "verify": Mode("compare all checkpoints with their checksums"),
+    "verify": Mode("verify the checksums of all checkpoints"),
     "prepare": Mode("download and prepare the data", _HOSTS, ("data.FIELD",)),
-    "plan": Mode("compile the train step for another machine: memory and speed", ("topology",), ("FIELD",)),
+    "plan": Mode("compile the train step for other hardware; estimate memory and speed", ("topology",), ("FIELD",)),
     "doctor": Mode("check this machine, the data and the workdir", ("expect_devices", *_HOSTS), ("FIELD",)),
 }
 
 # The placeholder and the meaning of each flag.
 FLAGS = {
-    "config": ("NAME", "a config of configs/, or a file; some take an argument (NAME:2048)"),
+    "config": ("NAME", "a config in configs/, or a file; some take an argument (NAME:2048)"),
     "config.FIELD": ("VALUE", "override a config field; see adaptive_span_jax/config.py"),
     "workdir": ("RUN", "the run's directory or gs://BUCKET/RUN; default: runs/<config name>"),
-    "step": ("STEP", "the checkpoint: latest (default), best or a step"),
+    "step": ("STEP", "the checkpoint: latest (default), best (on dev) or a step number"),
     "prompt": ("TEXT", "the text to continue"),
     "prompt_file": ("FILE", "a file with the text to continue"),
     "input": ("FILE", "the file to read"),
     "output": ("FILE", "the file to write; default: the input's name with .adspan added or removed"),
-    "topology": ("MACHINE", "the machine to plan for, e.g. v5e:2x4, a100:8 or h100:2x8"),
-    "expect_devices": ("N", "stop unless there are exactly N devices; default: any number"),
-    "coordinator": ("HOST:PORT", "address of process 0; found automatically on Cloud TPU, Slurm, Open MPI"),
+    "topology": ("MACHINE", "the hardware to plan for, e.g. v5e:2x4, a100:8 or h100:2x8"),
+    "expect_devices": ("N", "fail unless there are exactly N devices; default: any number"),
+    "coordinator": ("HOST:PORT", "address of process 0; detected on Cloud TPU, Slurm and Open MPI"),
     "num_processes": ("N", "number of processes, with --coordinator"),
-    "process_id": ("I", "number of this process, from 0, with --coordinator"),
+    "process_id": ("I", "index of this process, from 0, with --coordinator"),
 }
 
 
-def refuse_unused(mode: str, given: Iterable[str], fields: Iterable[str]) -> None:
-    """Refuses flags and config fields that a mode does not use: what is given and ignored would mislead."""
+def reject_unused(mode: str, given: Iterable[str], fields: Iterable[str]) -> None:
+    """Raises on flags and config fields that a mode would ignore."""
     for flag in given:
         if flag not in MODES[mode].flags:
             users = [name for name, other in MODES.items() if flag in other.flags]
-            raise UserError(f"--{flag} is for --mode={_listed(users, 'or')}, not for {mode}")
+            raise UserError(f"--mode={mode} does not use --{flag}, which is for --mode={_listed(users, 'or')}")
     allowed = MODES[mode].fields
     for field in fields:
         if not any(fnmatch.fnmatchcase(field, each.replace("FIELD", "*")) for each in allowed):
-            takes = (
-                f"takes only {_listed([f'--config.{each}' for each in allowed], 'and')}" if allowed else "takes none"
-            )
-            own = "" if mode == "prepare" else "; all else is the checkpoint's own"
-            raise UserError(f"--config.{field} is not used by --mode={mode}, which {takes}{own}")
+            accepted = "no fields"
+            if allowed:
+                accepted = f"only {_listed([f'--config.{each}' for each in allowed], 'and')}"
+                accepted += "" if mode == "prepare" else "; the others are set by the checkpoint"
+            raise UserError(f"--mode={mode} does not use --config.{field}: it accepts {accepted}")
 
 
 def usage() -> str:
-    """The text of `--help` after the examples."""
-    lines = ["Modes, --mode=MODE (default: train), with the flags that each takes besides --config and --workdir:"]
+    """The part of `--help` after the examples."""
+    lines = [
+        "Modes, --mode=MODE (default: train), and the flags that each accepts in addition to --config and --workdir:"
+    ]
     for name, mode in MODES.items():
         lines.append(f"  {name:<14}{mode.does}")
         taken = " ".join(f"--{flag}" for flag in [*mode.flags, *(f"config.{field}" for field in mode.fields)])

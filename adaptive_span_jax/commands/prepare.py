@@ -1,4 +1,4 @@
-"""`--mode=prepare`: the text of a config, fetched, checked and written before any training, and what came of it."""
+"""`--mode=prepare`: downloads, checks and stores the text of a config before training."""
 
 from adaptive_span_jax.config import DataConfig
 from adaptive_span_jax.data import corpus as corpora
@@ -7,7 +7,7 @@ from adaptive_span_jax.runtime import hosts, terminal
 
 
 def prepare(data: DataConfig) -> int:
-    """Prepares the text if needed and shows what is there; exit code 0. Process 0 does it for all hosts."""
+    """Prepares the text if needed and prints what it contains; returns exit code 0. Process 0 does it for all hosts."""
     hosts.on_process_zero("data", lambda: _prepare(data))
     return 0
 
@@ -17,11 +17,11 @@ def _prepare(data: DataConfig) -> None:
     corpus = corpora.load(data)
     parts = zip(prepared.SPLITS, (corpus.train, corpus.dev, corpus.test), strict=True)
     terminal.show_block(
-        f"{corpus.name}, {'already there' if before else 'prepared now'}",
+        f"{corpus.name}, {'already prepared' if before else 'prepared'}",
         {
             "tokens": ", ".join(f"{name} {ids.size:,}" for name, ids in parts),
             "vocabulary": terminal.counted(len(corpus.vocabulary), "symbol"),
             "fingerprint": corpus.fingerprint,
-            "found in": str(corpora.place(data)),
+            "location": str(corpora.place(data)),
         },
     )

@@ -1,4 +1,4 @@
-"""`--mode=report`: the report of a run's checkpoint."""
+"""`--mode=report`: writes the report of a run's checkpoint."""
 
 from collections.abc import Mapping
 from pathlib import Path

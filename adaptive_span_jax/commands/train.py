@@ -1,4 +1,4 @@
-"""`--mode=train`: sets a run up or resumes it, trains, evaluates and reports. The loop itself is `training/loop.py`."""
+"""`--mode=train`: starts or resumes a run, trains, evaluates and reports. The loop is `training/loop.py`."""
 
 import dataclasses
 import functools
@@ -37,14 +37,14 @@ from adaptive_span_jax.training.optimizer import make_optimizer, make_schedule
 from adaptive_span_jax.training.recorder import Recorder
 from adaptive_span_jax.training.state import TrainState, abstract_state, create_state, restore_state, to_trees
 
-# Scores a part of the text, which is named on the terminal; None if a signal came.
+# (params, ids, the part's name for the terminal) → its score, or None after a signal.
 Scorer = Callable[[transformer.Params, np.ndarray, str], Score | None]
 
 
 def train(config: Config, directory: Path, command: str, program_started: float | None = None) -> int:
-    """Trains to the config's last step, from the newest checkpoint if there is one, and evaluates; the exit code.
+    """Trains to the last step, from the newest checkpoint if there is one, and evaluates; returns the exit code.
 
-    `command` is what resumes the run; `program_started` is when the program began, by `time.perf_counter`.
+    `command` resumes the run; `program_started` is the program's start time by `time.perf_counter`.
     """
     workdir.make_workdir(directory)
     with workdir.only_user(directory):
@@ -65,7 +65,7 @@ def _train(config: Config, directory: Path, command: str, program_started: float
     checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint, hosts.ProcessMax(mesh))
     start = _newest_metadata(config, directory, corpus, checkpoints)
     if start.step >= config.train.steps and (finished := result.read_result(directory, config.train.steps)):
-        terminal.say(f"This run is complete: {directory} holds step {start.step:,}.")
+        terminal.say(f"This run is complete: {directory} has step {start.step:,}.")
         result.show_result(directory, finished)
         return 0
 
@@ -81,7 +81,12 @@ def _train(config: Config, directory: Path, command: str, program_started: float
         metadata = functools.partial(_metadata, config, start, nonfinite_steps, time.perf_counter())
         with terminal.TrainingProgress(start.step, config.train.steps, config.log.every_steps) as bar:
             recorder = Recorder(
-                config, corpus.unit, mesh, log, nonfinite_steps, _first_step_says(bar.show, log, start, program_started)
+                config,
+                corpus.unit,
+                mesh,
+                log,
+                nonfinite_steps,
+                _with_startup_time(bar.show, log, start, program_started),
             )
             progress = loop.train(
                 config,
@@ -99,7 +104,7 @@ def _train(config: Config, directory: Path, command: str, program_started: float
 
         finite = loop.is_finite(progress, recorder)
         if finite:
-            # Whoever sends a signal may not wait for long.
+            # The sender of a signal may kill the process soon.
             check_older = interrupt.signal is None
             checkpoints.save(to_trees(progress.state), metadata(progress), log.staged, check_older)
         checkpoints.finish()
@@ -111,7 +116,7 @@ def _train(config: Config, directory: Path, command: str, program_started: float
             return interrupt.exit_code
         scores = _final_scores(config, corpus, scorer, nonfinite_steps, checkpoints, progress)
         if scores is None:
-            terminal.say(f"Stopped while evaluating. Training is complete and saved; to evaluate: {command}")
+            terminal.say(f"Stopped during evaluation. Training is complete and saved; to evaluate: {command}")
             return interrupt.exit_code
 
     finished = result.make_result(config, corpus, *scores, entropy, seconds)
@@ -144,7 +149,7 @@ def _metadata(
 
 
 def _check_sizes(config: Config, directory: Path, corpus: Corpus, mesh: Mesh, abstract: TrainState) -> None:
-    """Refuses what the text is too short for, and what fits neither memory nor disk."""
+    """Raises if the text is too short, or if memory or disk space is insufficient."""
     for name, ids in (("dev", corpus.dev), ("test", corpus.test)):
         check_streams(config, ids, "exact", name)
     capacity.check_training(config, abstract, mesh)
@@ -156,7 +161,7 @@ def _draw_spans(z_LH: np.ndarray, ramp: int, limit: int) -> np.ndarray:
 
 
 def _newest_metadata(config: Config, directory: Path, corpus: Corpus, checkpoints: Checkpoints) -> CheckpointMetadata:
-    """Where the run stands: its newest checkpoint's metadata, or that of step 0."""
+    """The metadata of the newest checkpoint, or that of step 0."""
     checkpoints.set_damaged_aside()
     newest = checkpoints.newest()
     if newest is None:
@@ -164,7 +169,7 @@ def _newest_metadata(config: Config, directory: Path, corpus: Corpus, checkpoint
         return CheckpointMetadata(0, Position(), 0.0, corpus.fingerprint, symbols, dataclasses.asdict(config))
     metadata = checkpoints.describe(newest)
     for change in workdir.check_same_run(directory, metadata, config, corpus.fingerprint):
-        terminal.say(f"changed since the checkpoint: {change}")
+        terminal.say(f"changed since the last checkpoint: {change}")
     return metadata
 
 
@@ -179,7 +184,7 @@ def _initial_state(
 ) -> TrainState:
     """The state that training starts from: a checkpoint's, another run's weights, or random weights."""
     if start.step:
-        checkpoints.thin_out()  # again: a process may have been killed between a save and this
+        checkpoints.thin_out()  # again: the process may have been killed after a save and before this
         return restore_state(checkpoints, start.step, abstract)
     state = create_state(config, len(corpus.vocabulary), optimizer, mesh)
     if not config.init_from:
@@ -205,15 +210,15 @@ def _make_scorer(config: Config, mesh: Mesh, interrupt: Interrupt) -> Scorer:
     return scorer
 
 
-def _first_step_says(
+def _with_startup_time(
     show: Callable[[int, str], None], log: MetricsLog, start: CheckpointMetadata, program_started: float
 ) -> Callable[[int, str], None]:
-    """`show`, and after the first step how long the program took to get there."""
+    """`show`, which after the first step also reports the start-up time."""
 
     def show_step(number: int, text: str) -> None:
         if number == start.step + 1:
             startup = time.perf_counter() - program_started
-            terminal.say(f"first step done {startup:.1f} s after the start of the program")
+            terminal.say(f"first step finished {startup:.1f} s after program start")
             log.write(number, {"startup_seconds": startup})
         show(number, text)
 
@@ -221,7 +226,7 @@ def _first_step_says(
 
 
 def _dev_part(config: Config, corpus: Corpus) -> tuple[np.ndarray, str]:
-    """What evaluations during training score: the same tokens every time, so that their bits can be compared."""
+    """The part of dev that evaluations during training score, always the same so that bits are comparable; its name."""
     ids = corpus.dev[: config.evaluate.max_tokens or None]
     return ids, "dev" if ids.size == corpus.dev.size else f"the first {ids.size:,} tokens of dev"
 
@@ -246,7 +251,7 @@ def _final_scores(
     checkpoints: Checkpoints,
     progress: Progress,
 ) -> tuple[Score, Score] | None:
-    """(dev, test), each whole; None if a signal came. Raises if the last step or a score is non-finite."""
+    """The scores of all of dev and test; None after a signal. Raises if the last step or a score is non-finite."""
     nonfinite_steps.check_end(progress.step, checkpoints.kept)
     ids, part = _dev_part(config, corpus)
     dev, params = progress.dev, progress.state.params
@@ -289,7 +294,7 @@ def _show_start(
             "training": f"{counted(config.train.steps, 'step')} of {counted(config.train.batch_size, 'stream')} × "
             f"{counted(config.train.segment, 'position')}, "
             f"{config.train.steps * per_step / corpus.train.size:.1f} epochs",
-            "memory": f"{terminal.size(sharding.bytes_per_device(state))} of state on each device",
+            "memory": f"{terminal.size(sharding.bytes_per_device(state))} of state per device",
             "written to": f"{directory}/",
             "starting": f"from step {start.step:,}" if start.step else "from the beginning",
         },

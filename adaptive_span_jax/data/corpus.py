@@ -1,4 +1,4 @@
-"""Text → token ids: three splits, one vocabulary, one fingerprint. Every symbol is one byte."""
+"""Text → token ids: three splits, a vocabulary and a fingerprint. Every symbol is one byte."""
 
 import dataclasses
 import hashlib
@@ -16,12 +16,12 @@ from adaptive_span_jax.runtime.terminal import counted
 
 PUBLISHED_VOCABULARY_SIZES = {"enwik8": 205, "text8": 28}
 PUBLISHED_SPLITS = (0.9, 0.05, 0.05)
-TEXT8_END = b"\n"  # text8 itself has no newline, and a decoded end then looks like one
+TEXT8_END = b"\n"  # text8 contains no newline, and the end symbol is displayed as one
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Corpus:
-    """The ids of a text. `vocabulary[id]` is the symbol of an id; `unit` is what bits are counted per."""
+    """The ids of a text. `vocabulary[id]` is the symbol of an id; `unit` is byte or character, for bits per unit."""
 
     name: str
     unit: str
@@ -41,13 +41,13 @@ class Corpus:
 
 
 def encode(text: bytes, vocabulary: tuple[bytes, ...], name: str) -> np.ndarray:
-    """The ids of a text, all of whose symbols must be in the vocabulary; `name` says whose that is."""
+    """The ids of a text, all of whose symbols must be in the vocabulary; `name` is the vocabulary's name in errors."""
     unseen = text.translate(None, delete=b"".join(vocabulary))
     if unseen:
         symbol = unseen[:1]
         raise UserError(
             f"The symbol {symbol!r} at byte {text.index(symbol)} is not among the {counted(len(vocabulary), 'symbol')} "
-            f"of {name}; leave it out, or train on text that has it"
+            f"of {name}; remove it, or train on text that contains it"
         )
     return _ids(text, vocabulary)
 
@@ -63,39 +63,39 @@ def byte_of_id(vocabulary: tuple[bytes, ...]) -> np.ndarray:
 
 
 def id_of_byte(vocabulary: tuple[bytes, ...], missing: int) -> np.ndarray:
-    """The id of each of the 256 bytes; `missing` for those that the vocabulary lacks."""
+    """The id of each of the 256 bytes; `missing` for bytes that are not in the vocabulary."""
     ids = np.full(256, missing, np.int32)
     ids[byte_of_id(vocabulary)] = np.arange(len(vocabulary))
     return ids
 
 
 def symbols(vocabulary: str) -> tuple[bytes, ...]:
-    """The vocabulary that a checkpoint has written down: symbol number i is the character with the byte's number."""
+    """The vocabulary from a checkpoint's string, in which character i has the code of byte i of the vocabulary."""
     return tuple(bytes([symbol]) for symbol in vocabulary.encode("latin-1"))
 
 
 def vocabulary_text(vocabulary: Sequence[bytes]) -> str:
-    """A vocabulary as checkpoints store it: symbol number i is character number i. The inverse of `symbols`."""
+    """A vocabulary as checkpoints store it: one latin-1 character per symbol. The inverse of `symbols`."""
     return b"".join(vocabulary).decode("latin-1")
 
 
 def unit(data: DataConfig) -> str:
-    """What bits are counted per."""
+    """The unit of "bits per …"."""
     return "character" if data.source == "text8" else "byte"
 
 
 def prepare(data: DataConfig) -> None:
-    """Downloads, checks and writes what `load` reads; returns at once when it is there. `files` and `stdlib` need none.
+    """Downloads, checks and stores what `load` reads, unless it exists. `files` and `stdlib` need no preparation.
 
     Two processes may call this at the same time on one file system: the second waits for the first.
     """
-    _refuse_unused_fields(data)
+    _reject_unused_fields(data)
     if data.source in PUBLISHED_VOCABULARY_SIZES:
         prepared.prepare(data.source, _directory(data), data.archive)
 
 
 def is_prepared(data: DataConfig) -> bool:
-    """Whether `load` finds all it needs; for `files` and `stdlib` that is always so."""
+    """Whether `load` has nothing to prepare; always true for `files` and `stdlib`."""
     return data.source not in PUBLISHED_VOCABULARY_SIZES or prepared.is_prepared(data.source, _directory(data))
 
 
@@ -107,15 +107,15 @@ def place(data: DataConfig) -> Path:
 
 
 def check_archive(data: DataConfig) -> None:
-    """Refuses a local copy that `prepare` would refuse; writes nothing."""
-    _refuse_unused_fields(data)
+    """Raises if `prepare` would reject the local archive; writes nothing."""
+    _reject_unused_fields(data)
     if data.archive:
         prepared.check_archive(data.source, data.archive)
 
 
 def load(data: DataConfig) -> Corpus:
-    """The corpus that the config names, prepared first if it is not yet."""
-    _refuse_unused_fields(data)
+    """The corpus of a config, prepared first if necessary."""
+    _reject_unused_fields(data)
     texts: Sequence[bytes | bytearray]
     if data.source in PUBLISHED_VOCABULARY_SIZES:
         prepared.prepare(data.source, _directory(data), data.archive)
@@ -139,22 +139,22 @@ def split(text: bytes, shares: Sequence[float]) -> list[bytes]:
 
 
 def from_texts(name: str, unit: str, texts: Sequence[bytes | bytearray]) -> Corpus:
-    """Gives ids in order of first appearance in train, as published; the released checkpoints depend on that order.
+    """Assigns ids in order of first appearance in train, as published; released checkpoints depend on this order.
 
-    Symbols that only dev or test have get the ids after those, in order of first appearance. The model never sees them
-    in training, pays for them in full where they occur, and nothing fails.
+    Symbols that occur only in dev or test get the following ids. The model never sees them in training and pays their
+    full cost in evaluation; nothing fails.
     """
     for part, text in zip(prepared.SPLITS, texts, strict=True):
         if len(text) < 2:
             raise UserError(
-                f"The {part} part of {name} has {counted(len(text), 'byte')}, too few to predict one from another; "
-                "use more text, or other config.data.splits"
+                f"The {part} part of {name} has {counted(len(text), 'byte')}, but needs at least 2; "
+                "use more text, or change config.data.splits"
             )
     vocabulary = _symbols_in_order(texts)
     train, dev, test = (_ids(text, vocabulary) for text in texts)
     fingerprint = hashlib.sha256(b"".join(vocabulary))
     for ids in (train, dev, test):
-        fingerprint.update(b"%d:" % len(ids))  # so that the cuts between the parts count, too
+        fingerprint.update(b"%d:" % len(ids))  # so that the split boundaries count, too
         fingerprint.update(ids.data)
     return Corpus(name, unit, train, dev, test, vocabulary, fingerprint.hexdigest()[:12])
 
@@ -162,7 +162,7 @@ def from_texts(name: str, unit: str, texts: Sequence[bytes | bytearray]) -> Corp
 def _symbols_in_order(texts: Sequence[bytes | bytearray]) -> tuple[bytes, ...]:
     seen = b""
     for text in texts:
-        for start in range(0, len(text), 2**16):  # `translate` leaves nothing of nearly every piece, at 2 GB/s
+        for start in range(0, len(text), 2**16):  # nearly every piece has no new symbol, and `translate` runs at 2 GB/s
             unseen = text[start : start + 2**16].translate(None, delete=seen)
             seen += bytes(dict.fromkeys(unseen))
     return tuple(bytes([symbol]) for symbol in seen)
@@ -171,7 +171,7 @@ def _symbols_in_order(texts: Sequence[bytes | bytearray]) -> tuple[bytes, ...]:
 def _ids(text: bytes | bytearray, vocabulary: tuple[bytes, ...]) -> np.ndarray:
     table = id_of_byte(vocabulary, missing=0).astype(np.uint8).tobytes()
     ids = np.frombuffer(text.translate(table), np.uint8)
-    ids.flags.writeable = False  # a fingerprint is only worth something if nothing changes afterwards
+    ids.flags.writeable = False  # the fingerprint must stay valid
     return ids
 
 
@@ -186,18 +186,26 @@ def _check_published_size(corpus: Corpus, data: DataConfig) -> None:
     if len(corpus.vocabulary) != expected:
         raise UserError(
             f"The prepared {data.source} in {_directory(data)} has {len(corpus.vocabulary)} symbols instead of the "
-            f"published {expected}. Delete {_directory(data) / data.source}; the next start prepares it anew"
+            f"published {expected}. Delete {_directory(data) / data.source} to prepare it again"
         )
 
 
-def _refuse_unused_fields(data: DataConfig) -> None:
-    """A field that would silently do nothing is more likely a mistake than a wish."""
+def _reject_unused_fields(data: DataConfig) -> None:
+    """Raises on fields that would have no effect: they are more likely a mistake."""
     published = data.source in PUBLISHED_VOCABULARY_SIZES
     for field, unused, instead in (
         ("path", data.path and data.source != "files", "set config.data.source=files to use it"),
-        ("archive", data.archive and not published, "it is for enwik8 and text8; your own text goes in data.path"),
-        ("max_bytes", data.max_bytes and published, "enwik8 and text8 are used whole; leave it 0"),
-        ("splits", data.splits != PUBLISHED_SPLITS and published, f"{data.source} has the splits {PUBLISHED_SPLITS}"),
+        (
+            "archive",
+            data.archive and not published,
+            "it is for enwik8 and text8; set config.data.path for your own text",
+        ),
+        ("max_bytes", data.max_bytes and published, "enwik8 and text8 are always used completely; set it to 0"),
+        (
+            "splits",
+            data.splits != PUBLISHED_SPLITS and published,
+            f"{data.source} has the fixed splits {PUBLISHED_SPLITS}",
+        ),
     ):
         if unused:
             raise UserError(

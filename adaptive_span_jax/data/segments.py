@@ -1,4 +1,4 @@
-"""Token ids → parallel streams → segments. Where training stands in the text is a value, not an iterator's state."""
+"""Token ids → parallel streams → segments. The position in the text is a value, not the state of an iterator."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from adaptive_span_jax.runtime.terminal import counted
 
 
 class Segment(NamedTuple):
-    """The next positions of every stream, and what follows each of them."""
+    """The next tokens of every stream, and the token that follows each of them."""
 
     tokens_BT: np.ndarray
     targets_BT: np.ndarray
 
 
 class ScoredSegment(NamedTuple):
-    """A segment of an evaluation; `scored_BT` is false where padding stands."""
+    """A segment of an evaluation; `scored_BT` is false for padding."""
 
     tokens_BT: np.ndarray
     targets_BT: np.ndarray
@@ -26,7 +26,7 @@ class ScoredSegment(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where every stream stands: `cursor` tokens into it. `fresh`: an epoch starts here, with empty memory."""
+    """The position in every stream, in tokens (`cursor`). `fresh`: an epoch starts here, with empty memory."""
 
     epoch: int = 0
     cursor: int = 0
@@ -35,7 +35,7 @@ class Position(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Streams:
-    """A text cut into equal contiguous streams that are read side by side, a segment at a time, again and again."""
+    """A text cut into equal contiguous streams that are read in parallel, one segment at a time, for many epochs."""
 
     ids: np.ndarray
     streams: int
@@ -43,19 +43,19 @@ class Streams:
     seed: int
 
     def __post_init__(self) -> None:
-        # An epoch may start up to segment − 1 tokens late and needs a segment and its last target after that.
+        # An epoch starts at an offset of up to segment − 1 and needs a segment and its last target after that.
         if self.length < 2 * self.segment:
             most = self.ids.size // (2 * self.segment)
             fewer = f"at most {most:,} streams" if most else "fewer streams"
             raise UserError(
-                f"config.train.batch_size is {self.streams}; the training text has {counted(self.ids.size, 'token')}, "
-                f"{self.length:,} for each stream, but each must hold two segments of {self.segment} "
+                f"config.train.batch_size is {self.streams}, so each stream has {self.length:,} of the "
+                f"{counted(self.ids.size, 'token')} to train on, but it needs two segments of {self.segment} "
                 f"(config.train.segment); use more text, {fewer} or shorter segments"
             )
 
     @property
     def length(self) -> int:
-        """Tokens per stream; the text's last few tokens, fewer than one per stream, are not read."""
+        """Tokens per stream; the remainder at the end of the text is not read."""
         return self.ids.size // self.streams
 
     def take(self, position: Position) -> tuple[Segment, Position]:
@@ -69,7 +69,7 @@ class Streams:
         cursor = position.cursor + self.segment
         if cursor + self.segment + 1 <= self.length:
             return Position(position.epoch, cursor, fresh=False)
-        # As published, later epochs start at a random offset, so that segments do not fall on the same borders again.
+        # As published, later epochs start at a random offset, so that segment boundaries differ between epochs.
         epoch = position.epoch + 1
         offset = int(np.random.default_rng([self.seed, epoch]).integers(self.segment))
         return Position(epoch, offset, fresh=True)

@@ -1,4 +1,4 @@
-"""Any text as bytes: a file, a folder of files, or the source text of Python's own library."""
+"""Text as bytes: a file, a folder of files, or the source code of Python's standard library."""
 
 import bz2
 import gzip
@@ -13,11 +13,11 @@ from pathlib import Path
 from adaptive_span_jax.errors import UserError
 
 _OPENERS = {".gz": gzip.GzipFile, ".bz2": bz2.BZ2File, ".xz": lzma.LZMAFile}
-# What the readers raise on a file that is cut short, damaged, not what its name says, or (RuntimeError) locked.
+# Raised for a file that is truncated, damaged, of another type than its suffix, or (RuntimeError) encrypted.
 _UNREADABLE = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
 
-# Tests are mostly tables of odd bytes, packages are not the library, and the last two hold paths of the machine that
-# built this Python, which would make the text differ between machines with the same Python.
+# Tests contain many unusual bytes, and installed packages are not the library. Names that start with _BUILT_HERE have
+# paths of the machine that built this Python, so the text would differ between machines.
 _NOT_LIBRARY = ("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__")
 _BUILT_HERE = ("_sysconfigdata", "config-")
 
@@ -25,34 +25,36 @@ _BUILT_HERE = ("_sysconfigdata", "config-")
 def files_under(path: str) -> list[Path]:
     """The file at `path`, or all files below the folder `path` in sorted order, hidden ones left out."""
     if not path:
-        raise UserError("config.data.path is empty; name a text file or folder with --config.data.path=PATH")
+        raise UserError("config.data.path is empty; set it to a text file or folder with --config.data.path=PATH")
     root = Path(path).expanduser()
     if root.is_file():
         return [root]
     if not root.is_dir():
-        raise UserError(f"config.data.path is {path!r}, where there is no file or folder; name one that exists")
+        raise UserError(f"config.data.path is {path!r}, which does not exist; set it to a file or folder")
     files = _walk(root, lambda name: not _hidden(name))
     if not files:
-        raise UserError(f"config.data.path is {path!r}, a folder without files (hidden ones do not count)")
+        raise UserError(f"config.data.path is {path!r}, a folder without files (hidden files are skipped)")
     return files
 
 
 def stdlib_folder() -> Path:
-    """Where Python's standard library is."""
+    """The folder of Python's standard library."""
     return Path(sysconfig.get_path("stdlib"))
 
 
 def stdlib_files() -> list[Path]:
-    """The modules of Python's standard library in sorted order: about 12 MB that are there on every machine."""
+    """The modules of Python's standard library in sorted order, about 12 MB."""
     root = stdlib_folder()
     files = [file for file in _walk(root, _is_library) if file.suffix == ".py"]
     if not files:
-        raise UserError(f"{root} has no source text of Python's library; set config.data.source=files and a data.path")
+        raise UserError(
+            f"{root} has no source code of Python's library; set config.data.source=files and config.data.path"
+        )
     return files
 
 
 def read_text(files: Iterable[Path], max_bytes: int = 0) -> bytes:
-    """The bytes of all files, one after the other with nothing between; only the first `max_bytes` unless that is 0."""
+    """The concatenated bytes of all files; only the first `max_bytes` unless that is 0."""
     pieces = []
     left = max_bytes or -1  # -1 means no limit, as it does for `read`
     for file in files:
@@ -65,7 +67,7 @@ def read_text(files: Iterable[Path], max_bytes: int = 0) -> bytes:
 
 
 def unpacked(path: Path, limit: int = -1) -> bytes:
-    """The first `limit` bytes of a file (-1: all), unpacked if its name ends in .gz, .bz2, .xz or .zip."""
+    """The first `limit` bytes of a file (-1: all), decompressed if its name ends in .gz, .bz2, .xz or .zip."""
     try:
         if path.suffix == ".zip":
             return _unzipped(path, limit)
@@ -73,7 +75,7 @@ def unpacked(path: Path, limit: int = -1) -> bytes:
         with opener(path) if opener else path.open("rb") as file:
             return file.read(limit)
     except _UNREADABLE as error:
-        raise UserError(f"{path} cannot be read: {error}; is it complete, and what its name says?") from error
+        raise UserError(f"{path} cannot be read: {error}; check that it is complete and matches its suffix") from error
 
 
 def _unzipped(path: Path, limit: int) -> bytes:
@@ -90,13 +92,13 @@ def _unzipped(path: Path, limit: int) -> bytes:
 def _walk(root: Path, wanted: Callable[[str], bool]) -> list[Path]:
     files = []
     for folder, folders, names in os.walk(root):
-        folders[:] = filter(wanted, folders)  # so that the walk does not even look into the others
+        folders[:] = filter(wanted, folders)  # do not descend into the others
         files += [Path(folder, name) for name in names if wanted(name)]
     return sorted(file for file in files if file.is_file())
 
 
 def _hidden(name: str) -> bool:
-    return name.startswith((".", "__MACOSX"))  # macOS adds the latter, with odd copies, to the archives it makes
+    return name.startswith((".", "__MACOSX"))  # macOS adds __MACOSX, with copies of metadata, to its archives
 
 
 def _is_library(name: str) -> bool:

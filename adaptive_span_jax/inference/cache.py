@@ -1,18 +1,18 @@
 """The KV cache: keys and values of past positions, only as far back as each head reads, and attention over them.
 
-Training projects memory again at every step, because the weights have changed. A decoder's weights do not change, so it
-projects each position once. Each group of heads has a ring buffer of its own length M. Position p is in row p mod M and
-is overwritten in place. The rows are never reordered: a softmax does not depend on their order, so attention reads the
-ring as it is, and only the rows of the position table, which all streams and heads share, are rotated.
+Training projects memory again at every step, because the weights have changed. A decoder's weights are fixed, so it
+projects each position once. Each group of heads has a ring buffer of length M. Position p is in row p mod M and is
+overwritten in place. Rows are never reordered: softmax does not depend on their order, so attention reads the ring as
+it is, and the position table, which all streams and heads share, is rotated instead.
 
     ring, M = 192, at position 320    [ 192 … 255 | 256 … 319 | 320 … ]    row j is (320 − j) mod M positions back
 
 Chunks of queries start at multiples of their length and M is a multiple of the longest, so a chunk never wraps around.
-Its own rows are written before they are read. A ring is a chunk longer than its heads read, so the rows that a query
-must not see, its own and those after it, have the distance 0 or one beyond the reach.
+A chunk's own rows are written before they are read. A ring is one chunk longer than its heads read, so the rows that a
+query must not see (its own and later ones) have distance 0 or a distance beyond the reach.
 
-An empty row has key 0 and value 0, which is what the zeros of empty memory are projected to. It is attended to, as
-published, unless the model masks empty memory.
+An empty row has key 0 and value 0, the projections of empty memory. As published, it is attended to unless
+`model.mask_empty_memory` is set.
 """
 
 import math
@@ -29,16 +29,16 @@ from adaptive_span_jax.model.span import soft_mask
 
 
 class KVCache(NamedTuple):
-    """The decoder's memory of each stream. Rings are grouped as in the plan: [layer][group]."""
+    """The keys and values of each stream. Rings are grouped as in the plan: [layer][group]."""
 
     keys: tuple[tuple[jax.Array, ...], ...]  # of each group: keys_BHMK
     values: tuple[tuple[jax.Array, ...], ...]
     position: jax.Array  # of the next token
-    valid_length: jax.Array  # how many positions before it hold real tokens; negative while padding is still to come
+    valid_length: jax.Array  # the number of real tokens before it; negative while padding is still to come
 
     @classmethod
     def empty(cls, plan: CachePlan, streams: int, head_width: int, dtype: DTypeLike, padding: ArrayLike) -> "KVCache":
-        """The cache of streams that have seen nothing, and whose first `padding` tokens will be padding."""
+        """An empty cache for streams whose first `padding` tokens will be padding."""
 
         def rings() -> tuple[tuple[jax.Array, ...], ...]:
             return tuple(
@@ -77,7 +77,7 @@ class Rings(NamedTuple):
             def of_chunk(array: jax.Array) -> jax.Array:
                 if array.shape[1] > 1:
                     array = jax.lax.dynamic_slice_in_dim(array, number * size, size, 1)
-                return jnp.moveaxis(array, 2, 1)  # a chunk at a time stays in the CPU's cache, all of T would not
+                return jnp.moveaxis(array, 2, 1)  # one chunk fits into the CPU's cache, all of T would not
 
             start = position + number * size
             rings = Rings(
@@ -115,7 +115,7 @@ def attend(
     ramp: int,
     valid_length: jax.Array | None = None,
 ) -> jax.Array:
-    """The attention of a group of heads to its rings, which already hold the chunk itself: output_BHTK.
+    """The attention of a group of heads to its rings, which already contain the chunk itself: output_BHTK.
 
     With `valid_length`, positions before that many are not attended to, as in `reference.attend`.
     """
@@ -123,8 +123,8 @@ def attend(
     accum_dtype = jnp.promote_types(query_BHTK.dtype, jnp.float32)
     content_BHTM = jnp.einsum("BHTK,BHMK->BHTM", query_BHTK, key_BHMK, preferred_element_type=accum_dtype)
 
-    # Row y of the rotated table is for the distance between row y of the ring and the last query; for each query before
-    # it, the same distance is one row further on. Distances of 0 or beyond S get any row: the mask is 0 there.
+    # Row y of the rotated table is for the distance between row y of the ring and the last query; for each earlier
+    # query, the same distance is one row further on. Distances of 0 or beyond S get an arbitrary row: the mask is 0.
     distance_Y = (position + length - 1 - jnp.arange(rows + length)) % rows
     rotated_YK = jnp.take(positions_SK, jnp.clip(distance_Y - 1, 0, limit - 1), axis=0)
     position_BHTY = jnp.einsum("BHTK,YK->BHTY", query_BHTK, rotated_YK, preferred_element_type=accum_dtype)

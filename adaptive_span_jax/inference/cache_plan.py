@@ -1,9 +1,9 @@
-"""How far back each head of a decoder reads: known before anything is compiled, because its weights do not change.
+"""How far back each head of a decoder reads: known before compiling, because its weights are fixed.
 
 kind      a head reads at most …
 fixed     S positions
 adaptive  `span.reach` of the z it learned
-dynamic   the same, with the largest z that any input at all could give it
+dynamic   the same, for the largest z that any input could produce
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from adaptive_span_jax.config import Config
 from adaptive_span_jax.model.span import reach
 from adaptive_span_jax.model.transformer import LAYERS, Params
 
-# The most positions that attention reads at once. Ring lengths are multiples of it, so that no chunk wraps around.
+# The maximum positions that attention reads at once. Ring lengths are multiples of it, so that no chunk wraps around.
 CHUNK = 64
 
 
@@ -22,7 +22,7 @@ class HeadGroup(NamedTuple):
     """Heads of one layer that are computed together, because their rings have the same length."""
 
     heads: tuple[int, ...]
-    rows: int  # M, the length of a ring: as far as the heads read, and a chunk more
+    rows: int  # M, the length of a ring: the reach of the heads plus a chunk
 
 
 # The groups of every layer.
@@ -30,7 +30,7 @@ CachePlan = tuple[tuple[HeadGroup, ...], ...]
 
 
 def plan(config: Config, params: Params) -> CachePlan:
-    """The groups of heads, with the number of positions that are cached for them."""
+    """The groups of heads of every layer, with the lengths of their rings."""
     rows_LH = -(-(head_reach(config, params) + CHUNK) // CHUNK) * CHUNK
     return tuple(
         tuple(HeadGroup(tuple(np.flatnonzero(rows_H == rows).tolist()), int(rows)) for rows in np.unique(rows_H))
@@ -44,7 +44,7 @@ def head_reach(config: Config, params: Params) -> np.ndarray:
 
 
 def largest_z(config: Config, params: Params) -> np.ndarray:
-    """Each head's z in positions, z_LH; for dynamic spans the largest that any input could give."""
+    """Each head's z in positions, z_LH; for dynamic spans the largest that any input could produce."""
     limit, shape = config.span.limit, (config.model.layers, config.model.heads)
     if config.span.kind == "fixed":
         return np.full(shape, limit)
@@ -62,13 +62,13 @@ def _largest_logit(params: Params, layer: int, weight_DH: np.ndarray) -> np.ndar
     """The largest vᵀx over all inputs x that a layer can get, for every head."""
     if layer == 0:
         input_ND = np.asarray(params["embedding_VD"], np.float64)
-        centre_D, radius_D = np.zeros(input_ND.shape[1]), np.abs(input_ND).max(axis=0)
+        center_D, radius_D = np.zeros(input_ND.shape[1]), np.abs(input_ND).max(axis=0)
         largest_H = (input_ND @ weight_DH).max(axis=0)
     else:
         # The input is the output of a LayerNorm: scale · n + bias with ‖n‖ ≤ √D.
         norm = params[LAYERS]["feedforward_norm"]
-        scale_D, centre_D = (np.asarray(norm[name], np.float64)[layer - 1] for name in ("scale", "bias"))
+        scale_D, center_D = (np.asarray(norm[name], np.float64)[layer - 1] for name in ("scale", "bias"))
         radius_D = np.abs(scale_D) * np.sqrt(len(scale_D))
-        largest_H = centre_D @ weight_DH + np.linalg.norm(scale_D[:, None] * weight_DH, axis=0) * len(scale_D) ** 0.5
+        largest_H = center_D @ weight_DH + np.linalg.norm(scale_D[:, None] * weight_DH, axis=0) * len(scale_D) ** 0.5
     # Inputs may be rounded to bfloat16, with a relative error of at most 2⁻⁸.
-    return largest_H + 2**-8 * (np.abs(centre_D) + radius_D) @ np.abs(weight_DH)
+    return largest_H + 2**-8 * (np.abs(center_D) + radius_D) @ np.abs(weight_DH)

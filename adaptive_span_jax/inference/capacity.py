@@ -1,4 +1,4 @@
-"""Whether the streams of a decoder fit into memory, before anything is allocated."""
+"""Checks whether the streams of a decoder fit into memory before anything is allocated."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from adaptive_span_jax.runtime.capacity import activation_bytes, check, named_fi
 
 
 def check_reading(decoder: CachedDecoder, streams: int, positions: int, mesh: Mesh, field: str) -> None:
-    """Rejects more streams than there is memory for; `positions` are read at once, and `field` is the number's name."""
+    """Raises if memory is too small for the streams, a number set by `field`; `positions` are read at once."""
     config = decoder.config
     shapes = jax.eval_shape(lambda: decoder.cache_of(streams, 0))
     cache = jax.tree.map(placed, shapes, _broadcast(decoder.cache_sharding(streams, mesh), shapes))

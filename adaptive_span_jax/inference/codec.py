@@ -1,15 +1,15 @@
-"""The model as a lossless compressor (`--mode=compress`, `--mode=decompress`). A better model makes a smaller file.
+"""Lossless compression with the model (`--mode=compress`, `--mode=decompress`). A better model gives a smaller file.
 
-An arithmetic coder (constriction's range coder) spends −log2 p bits on a byte to which the model gives probability p.
-It rounds p to a multiple of 2⁻²⁴, at least one, so any symbol can be coded. The text is cut into streams that are read
-in parallel, one byte of each at a time:
+An arithmetic coder (constriction's range coder) spends −log2 p bits on a byte of probability p under the model. It
+rounds p to a multiple of 2⁻²⁴, but not to 0, so any symbol can be coded. The text is cut into streams that are read in
+parallel, one byte of each at a time:
 
-    read the bytes before → logits → probabilities → code the next byte of every stream, into one file
+    read the previous bytes → logits → probabilities → code the next byte of every stream, into one file
 
-Packing and unpacking run the same compiled function on the same inputs, one position at a time, since the last bit of a
-probability decides how all bytes after it decode. The numbers are the same in every run on one machine. Elsewhere they
-may differ; the checksum then rejects the result. A byte that the vocabulary lacks is coded as an escape and 8 bits, and
-the model reads symbol 0 in its place. The escape's probability follows how often it occurred.
+Packing and unpacking run the same compiled function on the same inputs, one position at a time, because the last bit of
+a probability affects how all later bytes are decoded. Probabilities are bit-identical in every run on one machine. On
+another machine they may differ; the checksum then rejects the result. A byte that is not in the vocabulary is coded as
+an escape and 8 bits, and the model reads symbol 0 in its place. The escape's probability adapts to its frequency.
 
     magic "ADSPAN", version, method │ hash of the model │ streams, length, CRC-32 of the text │ code │ CRC-32 of it all
 """
@@ -31,7 +31,7 @@ _MAGIC, _VERSION = b"ADSPAN", 1
 _HEADER, _TRAILER = struct.Struct("<6sBB16sIQI"), struct.Struct("<I")
 _STORED, _CODED = 0, 1
 
-# Every stream starts from empty memory, which costs bits: with several streams each gets at least this many bytes.
+# Every stream starts from empty memory, which costs bits, so each of several streams has at least this many bytes.
 _BYTES_PER_STREAM, _MAX_STREAMS = 16_384, 64
 
 _CATEGORICAL = constriction.stream.model.Categorical(perfect=False)
@@ -68,7 +68,7 @@ def pack(model: LoadedModel, text: bytes, on_progress: Callable[[float], None] =
         predictor.read(id_B)
         on_progress(number / len(active_N))
     code = encoder.get_compressed().astype("<u4").tobytes() if text else b""
-    # A text that the model cannot predict is stored as it is.
+    # Incompressible text is stored as it is.
     method, body = (_CODED, code) if len(code) < len(text) else (_STORED, text)
     header = Header(_MAGIC, _VERSION, method, bytes.fromhex(model.hash), streams, len(text), zlib.crc32(text))
     packed = _HEADER.pack(*header) + body
@@ -76,35 +76,37 @@ def pack(model: LoadedModel, text: bytes, on_progress: Callable[[float], None] =
 
 
 def check(packed: bytes, name: str) -> Header:
-    """The header of a compressed file; rejects a file that is damaged or something else."""
+    """The header of a compressed file; raises if the file is damaged or not a compressed file."""
     smallest = _HEADER.size + _TRAILER.size
     if len(packed) < smallest or packed[: len(_MAGIC)] != _MAGIC:
-        raise UserError(f"{name} is not a file that --mode=compress has made")
+        raise UserError(f"{name} was not written by --mode=compress")
     header = Header(*_HEADER.unpack(packed[: _HEADER.size]))
     if header.version != _VERSION:
-        raise UserError(f"{name} has format {header.version}, this program reads format {_VERSION}; use a newer one")
+        raise UserError(
+            f"{name} has format {header.version}, but this program reads format {_VERSION}; use a newer version"
+        )
     actual, expected = zlib.crc32(packed[: -_TRAILER.size]), _TRAILER.unpack(packed[-_TRAILER.size :])[0]
     if actual != expected:
-        raise UserError(f"{name} is damaged: its checksum is {actual:08x} instead of {expected:08x}; take another copy")
+        raise UserError(f"{name} is damaged: its checksum is {actual:08x} instead of {expected:08x}; use another copy")
     return header
 
 
 def unpack(
     model: LoadedModel, packed: bytes, name: str, on_progress: Callable[[float], None] = lambda share: None
 ) -> bytes:
-    """The text in a compressed file; rejects one that is damaged or was made by another model."""
+    """The text in a compressed file; raises if it is damaged or was compressed by another model."""
     header = check(packed, name)
     if header.model.hex() != model.hash:
         raise UserError(
-            f"{name} was compressed by the model {header.model.hex()[:12]}, this one is {model.hash[:12]} (step "
-            f"{model.step}); name its --workdir and --step"
+            f"{name} was compressed by model {header.model.hex()[:12]}, but this is model {model.hash[:12]} (step "
+            f"{model.step}); pass the --workdir and --step of the former"
         )
     body = packed[_HEADER.size : -_TRAILER.size]
     text = body if header.method == _STORED else _decode(model, header, body, on_progress)
     if zlib.crc32(text) != header.crc:
         raise UserError(
-            f"{name} cannot be restored here: the model's probabilities differ from those it was compressed with. Use "
-            "the machine and the versions of jax and of this program with which it was made"
+            f"{name} cannot be restored here: the model's probabilities differ from those at compression. Use the same "
+            "machine and the same versions of jax and of this program"
         )
     return text
 
@@ -139,7 +141,7 @@ class _Predictor:
         self._read, self._escapes = 0, 0
 
     def read(self, id_B: np.ndarray) -> None:
-        """Extends the streams by these symbols, those that have ended by symbol 0."""
+        """Extends the streams by these symbols, and finished streams by symbol 0."""
         token_B1 = np.zeros((self._streams, 1), np.int32)
         token_B1[: len(id_B), 0] = np.where(id_B == self.escape, 0, id_B)
         self._state = self._model.extend(token_B1, self._state)
@@ -147,7 +149,7 @@ class _Predictor:
         self._escapes += int((id_B == self.escape).sum())
 
     def probabilities(self, active: int) -> np.ndarray:
-        """One row for each stream that has not ended."""
+        """One row for each unfinished stream."""
         logits_BV = np.asarray(self._state.logits_BV[:active], np.float64)
         probability_BV = np.exp(logits_BV - logits_BV.max(axis=1, keepdims=True))
         escape = (self._escapes + 1) / (self._read + 4096)
@@ -156,7 +158,7 @@ class _Predictor:
 
 
 def _active(length: int, streams: int) -> np.ndarray:
-    """How many streams have an n-th symbol: active_N. The first few may have one more than the others."""
+    """The number of streams that have an n-th symbol: active_N. The first few may be one symbol longer."""
     each, rest = divmod(length, streams)
     return np.array([streams] * each + [rest] * (rest > 0), np.int64)
 

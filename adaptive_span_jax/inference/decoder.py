@@ -1,7 +1,7 @@
-"""A model whose weights do not change: token ids and KV cache in, logits and KV cache out.
+"""The decoder, a model with fixed weights. In: token ids and a KV cache. Out: logits and the next KV cache.
 
-The numbers are those of `transformer.apply`. Each head costs what it reads, and each position is projected once. Layers
-are unrolled rather than scanned, because each is compiled for the reach of its own heads.
+The results equal those of `transformer.apply`. Each head costs what it reads, and each position is projected once.
+Layers are unrolled rather than scanned, because each is compiled for the reach of its heads.
 """
 
 import dataclasses
@@ -35,12 +35,12 @@ class CachedDecoder:
     @classmethod
     def of(cls, config: Config, params: Params) -> "CachedDecoder":
         """The decoder of trained parameters, whose layers are stacked."""
-        # Unstacked here, once: a slice of the stack would be copied at every call.
+        # Unstacked once, here: slices of the stack would be copied at every call.
         layers = [jax.tree.map(lambda leaf, i=i: leaf[i], params[LAYERS]) for i in range(config.model.layers)]
         return cls(config, params | {LAYERS: layers}, cache_plan.plan(config, jax.device_get(params)))
 
     def empty_cache(self, streams: int, mesh: Mesh, padding: int = 0) -> KVCache:
-        """The cache of streams that have seen nothing; their first `padding` tokens will be padding."""
+        """An empty cache for streams whose first `padding` tokens will be padding."""
         make = functools.partial(self.cache_of, streams)
         return jax.jit(make, out_shardings=self.cache_sharding(streams, mesh))(np.int32(padding))
 
@@ -58,8 +58,8 @@ class CachedDecoder:
     def read(self, weights: Params, tokens_BT: ArrayLike, cache: KVCache) -> tuple[jax.Array, KVCache, jax.Array]:
         """(logits_BTV, the cache after these tokens, z_LBTH as in `transformer.Prediction`). Pure.
 
-        T divides `cache_plan.CHUNK` or is a multiple of it. `weights` are the decoder's own, passed as an argument
-        because a compiled function should not embed them as constants.
+        T divides `cache_plan.CHUNK` or is a multiple of it. `weights` are the decoder's own; they are an argument so
+        that a compiled function does not embed them as constants.
         """
         hidden_BTD = transformer.embed(self.config, weights, tokens_BT)
         keys, values, z = [], [], []

@@ -1,4 +1,4 @@
-"""A run's checkpoint as an object, `adaptive_span_jax.load(workdir)`: it scores text, continues it, gives its spans."""
+"""`adaptive_span_jax.load(workdir)`: the model of a checkpoint, which scores and generates text and has spans."""
 
 import functools
 import hashlib
@@ -40,14 +40,14 @@ class DecodeState(NamedTuple):
 
 
 def load(workdir: str | Path, step: str | int = "latest") -> "LoadedModel":
-    """The model of a run's checkpoint: the latest, the best on dev, or that of a step.
+    """The model of a run's checkpoint: the latest, the best on dev, or a step number.
 
-    A float64 model needs JAX's 64-bit mode, which the caller enables.
+    A float64 model requires JAX's 64-bit mode, which the caller must enable.
     """
     if not isinstance(workdir, str | os.PathLike):
         raise UserTypeError(f"workdir is {workdir!r}, a {type(workdir).__name__}; it must be a str or a Path")
     if isinstance(step, bool) or not isinstance(step, str | numbers.Integral):
-        raise UserTypeError(f"step is {step!r}, a {type(step).__name__}; it must be latest, best or a number of steps")
+        raise UserTypeError(f"step is {step!r}, a {type(step).__name__}; it must be latest, best or a step number")
     mesh = sharding.make_mesh(jax.devices()[:1])
     config, saved, params = load_params(storage.place(workdir), str(step), mesh)
     return LoadedModel(config, saved, params, mesh)
@@ -57,7 +57,7 @@ def load_params(workdir: Path, step: str, mesh: Mesh) -> tuple[Config, Checkpoin
     """(a run's config, the metadata of its checkpoint, its parameters replicated on a mesh)."""
     if not (workdir / "checkpoints").is_dir():
         problem = "has no checkpoints" if workdir.is_dir() else "does not exist"
-        raise UserError(f"workdir {workdir} {problem}; name the workdir of a run that has trained")
+        raise UserError(f"workdir {workdir} {problem}; pass the workdir of a run that has saved a checkpoint")
     checkpoints = Checkpoints(workdir / "checkpoints", READ_ONLY)
     saved = checkpoints.describe(checkpoints.choose(step))
     config = Config.from_dict(saved.config)
@@ -73,7 +73,7 @@ def load_params(workdir: Path, step: str, mesh: Mesh) -> tuple[Config, Checkpoin
 
 
 def _check_x64(config: Config, workdir: Path, dtype: np.dtype) -> None:
-    """Rejects a float64 model whose arrays would be of another dtype."""
+    """Raises if a float64 model would be loaded with another dtype."""
     if config.model.compute_dtype == "float64" and dtype != np.float64:
         raise UserError(
             f"the model in {workdir} computes in float64, but JAX is in 32-bit mode; call "
@@ -97,7 +97,7 @@ class LoadedModel:
 
     @functools.cached_property
     def hash(self) -> str:
-        """Identifies the model: 32 digits of a SHA-256 over everything that a probability depends on."""
+        """32 hex digits of a SHA-256 over everything that probabilities depend on."""
         model, span = self.config.model, self.config.span
         fields = [model.heads, model.compute_dtype, model.mask_empty_memory, span.kind, span.limit, span.ramp]
         digest = hashlib.sha256(json.dumps(fields).encode())
@@ -118,28 +118,28 @@ class LoadedModel:
         return corpus.decode(ids, self.vocabulary)
 
     def logprobs(self, text: bytes | str) -> np.ndarray:
-        """log p of every symbol but the first, given all before it, in nats. Memory is empty at the start."""
+        """log p of every symbol except the first, given all symbols before it, in nats. Memory starts empty."""
         ids = self.encode(text)
         logprobs = [logprob_T for logprob_T, _ in self._scored_chunks(ids)]
         return np.concatenate(logprobs) if logprobs else np.zeros(0, np.float32)
 
     def spans(self, text: bytes | str = b"") -> np.ndarray:
-        """Each head's span in positions, ramp included, [layers, heads]; dynamic spans: the average over a text."""
+        """Each head's span in positions with its ramp: [layers, heads]. Dynamic spans are averaged over a text."""
         ids = self.encode(text)
         if self.config.span.kind == "dynamic":
             if ids.size < 2:
                 raise UserError(
-                    f"text has {ids.size} symbols; dynamic spans depend on it, so it must have at least 2 of them"
+                    f"text has {ids.size} symbols; dynamic spans depend on the text, so it must have at least 2"
                 )
             logprobs, z_NLH = zip(*self._scored_chunks(ids), strict=True)
-            # Averaged as in an evaluation: over the tokens that predict another one.
+            # Averaged as in an evaluation, over the tokens that have a target.
             z_LH = np.average(z_NLH, axis=0, weights=[logprob_T.size for logprob_T in logprobs])
         else:
             z_LH = self._z_LH
         return span.head_spans(z_LH, self.config.span.ramp, self.config.span.limit)
 
     def _scored_chunks(self, ids: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For every chunk (the log-probabilities of its targets, z_LH averaged over the tokens that predict them)."""
+        """For every chunk: (the log-probabilities of its targets, z_LH averaged over the tokens that have a target)."""
         targets = max(ids.size - 1, 0)
         padded = np.pad(ids.astype(np.int32), (0, -targets % CHUNK))
         scores, cache = [], self.decoder.empty_cache(1, self._mesh)
@@ -175,8 +175,8 @@ class LoadedModel:
         seed: int,
         on_progress: Callable[[float], None] = lambda share: None,
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(token_B, logprob_B) for one token after the other: the token of every sample and its log-probability."""
-        # Not in the generator itself: this call must raise on bad arguments, not the first `next`.
+        """Yields (token_B, logprob_B) for each position: the token of every sample and its log-probability."""
+        # Validated outside the generator, so that this call raises and not the first `next`.
         checked = GenerateConfig.from_arguments(length=length, samples=samples, seed=seed, **sampling._asdict())
         self._prompt(prompt)
         return self._continuation(prompt, checked, on_progress)
@@ -189,7 +189,7 @@ class LoadedModel:
         key, pending = jax.random.key(generate.seed), None
         for number in range(generate.length):
             drawn, state = self._advance(self.decoder.weights, state, jax.random.fold_in(key, number), sampling)
-            # Fetched only now, while the device computes the next token.
+            # Fetched only now, while the device is computing the next token.
             if pending is not None:
                 yield jax.device_get(pending)
             pending = drawn
@@ -220,15 +220,15 @@ class LoadedModel:
     def _prompt(self, prompt: bytes | str) -> np.ndarray:
         ids = self.encode(prompt, "prompt")
         if not ids.size:
-            raise UserError("the prompt is empty; give at least one symbol")
+            raise UserError("the prompt is empty; it must have at least one symbol")
         return ids
 
     def start(self, streams: int) -> DecodeState:
-        """The state of streams that have seen nothing; it has no logits yet."""
+        """The state of empty streams; it has no logits yet."""
         return DecodeState(self.decoder.empty_cache(streams, self._mesh), jnp.zeros(0))
 
     def extend(self, tokens_BT: np.ndarray, state: DecodeState) -> DecodeState:
-        """The state after some more tokens, 1 or a whole chunk; `state` is donated."""
+        """The state after more tokens, either 1 or a whole chunk; `state` is donated."""
         return self._read(self.decoder.weights, tokens_BT, state.cache)
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""Logits → a token: temperature, top-k and top-p, as traced values, so that changing them recompiles nothing."""
+"""Samples a token from logits. Temperature, top-k and top-p are traced, so changing them does not recompile."""
 
 from typing import NamedTuple
 
@@ -8,11 +8,11 @@ from jax.typing import ArrayLike
 
 
 class Sampling(NamedTuple):
-    """How the next token is drawn."""
+    """How the next token is sampled."""
 
     temperature: jax.Array | float = 1.0  # 0: always the most likely
     top_k: jax.Array | int = 0  # only the k most likely; 0: all
-    top_p: jax.Array | float = 1.0  # only the most likely that together have this probability
+    top_p: jax.Array | float = 1.0  # only the most likely whose probabilities sum to this
 
 
 def sample(logits_BV: ArrayLike, key: jax.Array, sampling: Sampling) -> jax.Array:

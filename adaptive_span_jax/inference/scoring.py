@@ -1,4 +1,4 @@
-"""The score of a text by the KV cache: what `training/evaluation.py` computes, for weights that do not change."""
+"""The score of a text, computed with the KV cache: equal to `training/evaluation.py`, for fixed weights."""
 
 from collections.abc import Callable
 from typing import Any
@@ -44,12 +44,12 @@ def score_with_cache(
     mesh: Mesh,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> Score:
-    """The score that `evaluation.score` gives, by the KV cache."""
+    """The same score as `evaluation.score`, computed with the KV cache."""
     segments = cut_segments(decoder.config, ids, protocol)
     streams = decoder.config.evaluate.batch_size
     longest = -(-(ids.size // streams) // CHUNK) * CHUNK
     capacity.check_reading(decoder, streams, min(AT_ONCE, longest), mesh, "config.evaluate.batch_size")
-    # A prediction does not depend on where segments are cut, so longer ones can be read.
+    # Predictions do not depend on segment boundaries, so segments are joined.
     text = ScoredSegment(*(np.concatenate(parts, axis=1) for parts in zip(*segments, strict=True)))
     count = text.tokens_BT.shape[1]
     length = min(AT_ONCE, -(-count // CHUNK) * CHUNK)

@@ -1,8 +1,8 @@
 """A checkpoint of the published PyTorch code → a run of ours (`--mode=import-torch`), and back (`--mode=export-torch`).
 
-Sizes are read off the tensors. What the file does not say (ramp, segment, dropout, data, …) comes from a config, by
-default `enwik8` or `text8` by the number of symbols. The file holds neither memory nor a position in the text: training
-resumes with empty memory at the start of the text, with the optimizer's sums and the step.
+Sizes are read from the tensors. What the file does not contain (ramp, segment, dropout, data, …) comes from a config,
+by default `enwik8` or `text8`, depending on the number of symbols. The file has neither memory nor a position in the
+text: training resumes with the optimizer's sums and the step, but with empty memory at the start of the text.
 """
 
 import runpy
@@ -25,22 +25,22 @@ from adaptive_span_jax.interop import published_checkpoint
 from adaptive_span_jax.interop.published_checkpoint import PublishedCheckpoint
 from adaptive_span_jax.interop.published_weights import from_published, to_published
 from adaptive_span_jax.model.transformer import Params
-from adaptive_span_jax.runtime import sharding, strict_json
+from adaptive_span_jax.runtime import sharding, storage, strict_json
 from adaptive_span_jax.runtime.command_line import CONFIGS
 from adaptive_span_jax.training.optimizer import AdagradState, make_optimizer
 from adaptive_span_jax.training.state import TrainState, abstract_state, create_state, restore_state, to_trees
 
-# What a published file has and a run of ours has no place for, so that the way back is exact.
+# Fields of a published file that a run does not have; kept so that exporting restores the file exactly.
 _EXTRA = "published.json"
 
 
 def from_torch(file: Path, directory: Path, fields: Mapping[str, Any] | None, changes: Mapping[str, Any]) -> Config:
-    """Makes a run with one checkpoint, that of the file; returns the run's config.
+    """Creates a run with one checkpoint from the file; returns the run's config.
 
-    `fields`: of a config that says what the file does not, or None; `changes`: those set on the command line.
+    `fields`: a config for what the file does not contain, or None; `changes`: fields set on the command line.
     """
     if (directory / "checkpoints").exists():
-        raise UserError(f"--workdir={directory} has checkpoints already; name a new directory")
+        raise UserError(f"--workdir={directory} already has checkpoints; use a new directory")
     published = published_checkpoint.read(file)
     symbols, _ = published.weights["in_emb.weight"].shape
     config = _config(published, fields, changes)
@@ -48,8 +48,8 @@ def from_torch(file: Path, directory: Path, fields: Mapping[str, Any] | None, ch
     corpus = corpora.load(config.data)
     if len(corpus.vocabulary) != symbols:
         raise UserError(
-            f"{file} knows {symbols} symbols, but the text (config.data.source={config.data.source}) has "
-            f"{len(corpus.vocabulary)}; name the text that it was trained on"
+            f"{file} has {symbols} symbols, but the text (config.data.source={config.data.source}) has "
+            f"{len(corpus.vocabulary)}; use the text that it was trained on"
         )
     mesh = sharding.make_mesh(jax.devices()[:1])
     optimizer = make_optimizer(config.train)
@@ -71,19 +71,19 @@ def from_torch(file: Path, directory: Path, fields: Mapping[str, Any] | None, ch
         checkpoints.finish()
     workdir.write_config(directory, config)
     extra = {"updates": published.updates, "iteration": published.iteration, "logger": published.logger}
-    (directory / _EXTRA).write_text(strict_json.dumps(extra, default=str) + "\n")
+    storage.write_text(directory / _EXTRA, strict_json.dumps(extra, default=str) + "\n")
     return config
 
 
 def to_torch(file: Path, directory: Path, which: str) -> int:
-    """Writes a run's checkpoint as the published code does; returns its step."""
+    """Writes a run's checkpoint in the published format; returns its step."""
     if not (directory / "checkpoints").is_dir():
-        raise UserError(f"--workdir={directory} has no checkpoints; name the workdir of a run")
+        raise UserError(f"--workdir={directory} has no checkpoints; pass the workdir of a run")
     checkpoints = Checkpoints(directory / "checkpoints", READ_ONLY)
     saved = checkpoints.describe(checkpoints.choose(which))
     config = Config.from_dict(saved.config)
     if config.span.kind == "dynamic":
-        raise UserError(f"--workdir={directory} has dynamic spans, which the published code does not know")
+        raise UserError(f"--workdir={directory} has dynamic spans, which the published code does not support")
     mesh = sharding.make_mesh(jax.devices()[:1])
     abstract = abstract_state(config, len(saved.vocabulary), make_optimizer(config.train), mesh)
     state = jax.device_get(restore_state(checkpoints, saved.step, abstract))
@@ -92,7 +92,7 @@ def to_torch(file: Path, directory: Path, which: str) -> int:
     iteration, logger = saved.step - 1, {}
     if (directory / _EXTRA).exists():
         extra = strict_json.loads((directory / _EXTRA).read_text())
-        # Published iterations are so many updates each; counting continues in the same way.
+        # The number of updates per published iteration, to continue its count.
         each = max(extra["updates"] // (extra["iteration"] + 1), 1)
         iteration, logger = extra["iteration"] + (saved.step - extra["updates"]) // each, extra["logger"]
     published = PublishedCheckpoint(
@@ -118,7 +118,7 @@ def _config(published: PublishedCheckpoint, fields: Mapping[str, Any] | None, ch
         if symbols not in known:
             raise UserError(
                 f"the checkpoint has {symbols} symbols, so it was not trained on enwik8 (205) or text8 (28); "
-                "name a config with its text: --config=bytes --config.data.path=FILE"
+                "pass a config with its text: --config=bytes --config.data.path=FILE"
             )
         fields = runpy.run_path(str(CONFIGS / f"{known[symbols]}.py"))["get_config"]().to_dict()
     sizes: dict[str, Any] = {
@@ -133,12 +133,12 @@ def _config(published: PublishedCheckpoint, fields: Mapping[str, Any] | None, ch
     }
     for name, value in changes.items():
         if name in sizes and value != sizes[name]:
-            raise UserError(f"--config.{name}={value}: the checkpoint itself says that {name} is {sizes[name]}")
+            raise UserError(f"--config.{name}={value} contradicts the checkpoint, in which {name} is {sizes[name]}")
     return Config().changed(_flat(fields) | dict(changes) | sizes)
 
 
 def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested fields by their full names."""
+    """Nested fields → {full name: value}."""
     return {
         f"{section}.{name}" if name else section: value
         for section, values in fields.items()
@@ -147,6 +147,6 @@ def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _placed(arrays: dict[str, np.ndarray], config: Config, like: Params) -> Params:
-    """Arrays under published names as parameters of ours."""
+    """Our parameters from arrays under published names, with the shardings of `like`."""
     params = from_published(arrays, config.model.heads)
     return jax.tree.map(lambda leaf, at: jax.device_put(np.asarray(leaf, at.dtype), at.sharding), params, like)

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from adaptive_span_jax.errors import UserError
+from adaptive_span_jax.runtime import storage
 from adaptive_span_jax.runtime.command_line import install_command
 
 _PREFIX = "module."
 _TEMPLATE = "attn.attn.adaptive_span._mask.mask_template"
 
-# Weights outside and inside of layers, in the order in which the published code numbers them.
+# Weights outside and inside layers, in the order of the published code.
 _OUTER = ("key_pe", "in_emb.weight", "out_emb.weight", "out_emb.bias")
 _SPAN = "attn.attn.adaptive_span._mask.current_val"
 _INNER = (
@@ -32,7 +33,7 @@ _INNER = (
 
 @dataclasses.dataclass(frozen=True)
 class PublishedCheckpoint:
-    """What such a file holds, under published names without their prefix."""
+    """The content of a published file; names are without their prefix."""
 
     weights: dict[str, np.ndarray]
     sums: dict[str, np.ndarray]  # Adagrad's
@@ -44,16 +45,18 @@ class PublishedCheckpoint:
 
 
 def read(path: Path) -> PublishedCheckpoint:
-    """Reads a file; one that is no such checkpoint, or of another kind of model, is refused."""
+    """Reads a file; raises if it is not such a checkpoint or has another kind of model."""
     torch = _torch()
     try:
-        # weights_only: a pickle may otherwise run any code.
+        # weights_only: otherwise a pickle can run arbitrary code.
         found = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror})") from error
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"{path} is not a PyTorch checkpoint that holds only weights ({reason})") from error
+        raise UserError(
+            f"{path} is not a PyTorch checkpoint that torch.load(weights_only=True) accepts ({reason})"
+        ) from error
     missing = {"model", "optimizer", "scheduler_iter", "iter_no"} - set(found if isinstance(found, dict) else ())
     if missing:
         raise UserError(f"{path} is not a checkpoint of the published code: it has no {', '.join(sorted(missing))}")
@@ -63,7 +66,7 @@ def read(path: Path) -> PublishedCheckpoint:
         if not name.endswith(_TEMPLATE)
     }
     _check_names(weights, path)
-    # Numbered in the order in which the model has its weights.
+    # Numbered in the order of the model's weights.
     state, (group,) = found["optimizer"]["state"], found["optimizer"]["param_groups"]
     if sorted(state) != list(range(len(weights))):
         raise UserError(f"{path} has Adagrad sums for {len(state)} weights, but the model has {len(weights)}")
@@ -80,7 +83,7 @@ def read(path: Path) -> PublishedCheckpoint:
 
 
 def write(checkpoint: PublishedCheckpoint, path: Path) -> None:
-    """Writes a file that the published code reads."""
+    """Writes a file that the published code can read."""
     torch = _torch()
     names = _names(checkpoint.weights)
     limit = checkpoint.weights["key_pe"].shape[2]
@@ -108,10 +111,9 @@ def write(checkpoint: PublishedCheckpoint, path: Path) -> None:
         "optimizer": {"state": state, "param_groups": [group]},
         "scheduler_iter": checkpoint.updates,
     }
-    replacement = path.with_name(path.name + ".new")
     try:
-        torch.save(content, replacement, _use_new_zipfile_serialization=False)  # as released; any torch reads it
-        replacement.replace(path)
+        with storage.replacing(path) as new:
+            torch.save(content, new, _use_new_zipfile_serialization=False)  # as released; any torch reads it
     except (OSError, RuntimeError) as error:
         raise UserError(f"{path} cannot be written ({error})") from error
 
@@ -133,10 +135,10 @@ def _check_names(weights: dict[str, np.ndarray], path: Path) -> None:
     ):
         if any(part in name for name in strange):
             raise UserError(
-                f"{path} is {kind} ({_few(strange)}); only plain adaptive- and fixed-span models can be read"
+                f"{path} is {kind} ({_few(strange)}); only plain adaptive- and fixed-span models are supported"
             )
     if strange or missing:
-        raise UserError(f"{path} is of another kind of model. Unknown: {_few(strange)}. Missing: {_few(missing)}")
+        raise UserError(f"{path} has another kind of model. Unknown: {_few(strange)}. Missing: {_few(missing)}")
 
 
 def _few(names: list[str]) -> str:
@@ -151,5 +153,7 @@ def _torch() -> ModuleType:
     try:
         import torch
     except ImportError as error:
-        raise UserError(f"PyTorch is needed to read or write its checkpoints: {install_command('torch')}") from error
+        raise UserError(
+            f"PyTorch is required to read or write its checkpoints: run {install_command('torch')}"
+        ) from error
     return torch

@@ -14,7 +14,7 @@ _SPAN = "attn.attn.adaptive_span._mask.current_val"
 
 
 def from_published(weights: Mapping[str, np.ndarray], heads: int) -> Params:
-    """Our parameters, or anything shaped like them (gradients, Adagrad sums), from arrays under published names."""
+    """Our parameters, or arrays of the same shapes (gradients, Adagrad sums), from arrays under published names."""
     layers = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("layers."))
     width = weights["in_emb.weight"].shape[1]
 

@@ -1,6 +1,6 @@
 """Multiply-adds per predicted token: by the paper's estimate, as executed here, and by the published algorithm.
 
-Counts are of the forward pass. Like the paper's, they leave out embeddings and the output layer.
+Counts are for the forward pass. As in the paper, embeddings and the output layer are not counted.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from adaptive_span_jax.config import Config
 from adaptive_span_jax.model.attention.inputs import FAR, NEAR
 from adaptive_span_jax.model.span import reach
 
-# The published code computes all heads of a layer at its longest span, rounded up to a multiple of this.
+# The published code computes all heads of a layer with the longest span, rounded up to a multiple of this.
 PUBLISHED_TRIM = 64
 
 
@@ -64,7 +64,7 @@ def far_tiles(config: Config, z_LH: jax.Array) -> tuple[jax.Array, jax.Array]:
     segment = jnp.arange(max(-(-(padded - 1 - NEAR) // queries), 0))
     rows_X = jnp.concatenate([jnp.full_like(memory, size), jnp.full_like(segment, queries)])
     first_X = jnp.concatenate([-jnp.minimum((memory + 1) * size, limit), segment * queries])
-    # Every block of the segment is read, a block of memory only if the head reaches it.
+    # Every block of the segment is read, but a block of memory only if the head reaches it.
     before_X = jnp.concatenate([memory * size, jnp.zeros_like(segment)])
     rows, first, before = (array[None, None, :] for array in (rows_X, first_X, before_X))
     read_LHX = (reach_LH1 > NEAR) & (reach_LH1 > before)

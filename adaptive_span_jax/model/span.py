@@ -1,9 +1,9 @@
-"""How far each head looks back: the soft mask, and the three kinds of span that set it.
+"""How far each head looks back: the soft mask, and the three kinds of span.
 
-A span module maps the layer's input to z, in positions, of a shape that broadcasts to [B, T, H]. Its `penalty(z)` is
-what the loss multiplies by lambda. The rest of the model does not depend on the kind:
+A span module maps the layer's input to z, in positions, with a shape that broadcasts to [B, T, H]. The loss adds lambda
+times its `penalty(z)`. The rest of the model does not depend on the kind:
 
-    kind      z                                  learned            penalised
+    kind      z                                  learned            penalized
     fixed     S                                  nothing            no
     adaptive  S · z', one z' in [0, 1] per head  span_fraction_H    mean over heads
     dynamic   S · σ(vᵀx_t + b) per head, token   weight_DH, bias_H  mean over heads and tokens
@@ -33,9 +33,9 @@ def _clip_to_unit(x: jax.Array) -> jax.Array:
 
 @_clip_to_unit.defjvp
 def _clip_to_unit_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    # The derivative is 1 on the closed interval. At both ends jnp.clip has 0.5 and lax.clamp has 0. Published spans
-    # were trained with 1, and it matters: for most of training most heads stay exactly at z = 0, where the distances 1
-    # and R + 1 are such ends.
+    # The derivative is 1 on the closed interval. At both ends, that of jnp.clip is 0.5 and that of lax.clamp is 0. The
+    # published spans were trained with 1, and it matters: for most of training, most heads stay exactly at z = 0, where
+    # the distances 1 and R + 1 are at these ends.
     (x,), (x_dot,) = primals, tangents
     return _clip_to_unit(x), jnp.where((x >= 0) & (x <= 1), x_dot, 0)
 
@@ -50,7 +50,7 @@ def soft_mask(distance: jax.Array, z: jax.Array, ramp: int) -> jax.Array:
 
 
 def on_ramp(distance: jax.Array, z: jax.Array, ramp: int) -> jax.Array:
-    """Where `soft_mask` has a derivative with respect to z, which is 1/R there: for gradients written by hand."""
+    """Where `soft_mask` has a non-zero derivative with respect to z, namely 1/R; for hand-written gradients."""
     rest = _rest(distance, z, ramp)
     return (rest >= 0) & (rest <= ramp)
 
@@ -60,16 +60,16 @@ def _rest(distance: jax.Array, z: jax.Array, ramp: int) -> jax.Array:
 
 
 def reach(z: Array, ramp: int, limit: int) -> Array:
-    """How many positions back a head with span z reads: beyond, the mask and its derivative are 0. NumPy or JAX."""
+    """How many positions back a head with span z reads: beyond it the mask and its derivative are 0. NumPy or JAX."""
     xp: Any = z.__array_namespace__()
     return xp.minimum(xp.floor(z + ramp + 1), limit).astype(xp.int32)
 
 
-# The span that people see is min(z + R, S), in positions: it includes the ramp and is not rounded. A model's shortest
-# and longest span are the smallest and the largest over its heads. Spans are stored unrounded, shown with one decimal.
-# Where a head's z differs between tokens (dynamic spans), z is first averaged over tokens: in results and reports over
-# all scored tokens of dev, in training logs over the tokens of the step.
-# Only the average span rounds on the way, because the paper's tables do; see `average_span`.
+# The reported span is min(z + R, S), in positions: it includes the ramp and is not rounded. A model's shortest and
+# longest span are the minimum and maximum over its heads. Spans are stored unrounded and shown with one decimal.
+# If a head's z depends on the token (dynamic spans), it is first averaged over tokens: over all scored tokens of dev in
+# results and reports, over the tokens of the step in training logs.
+# Only the average span has a rounded intermediate result, as in the paper's tables; see `average_span`.
 
 
 def head_spans(z: np.ndarray, ramp: int, limit: int) -> np.ndarray:
@@ -99,12 +99,12 @@ class Span(Protocol):
         ...
 
     def penalty(self, z_BTH: jax.Array) -> jax.Array:
-        """What the loss multiplies by lambda, in positions."""
+        """The penalty in positions, which the loss multiplies by lambda."""
         ...
 
 
 class FixedSpan(nnx.Module):
-    """Every head reads the whole limit."""
+    """Every head has the full span S."""
 
     def __init__(self, heads: int, limit: int, dtype: DTypeLike = jnp.float32):
         self.heads, self.limit, self.dtype = heads, limit, dtype
@@ -113,7 +113,7 @@ class FixedSpan(nnx.Module):
         return jnp.full((1, 1, self.heads), self.limit, self.dtype)
 
     def penalty(self, z_BTH: jax.Array) -> jax.Array:
-        # There is nothing to learn, and published fixed-span losses have no penalty.
+        # Nothing is learned, and published fixed-span losses have no penalty.
         return jnp.zeros((), z_BTH.dtype)
 
 
@@ -136,8 +136,8 @@ class DynamicSpan(nnx.Module):
 
     def __init__(self, width: int, heads: int, limit: int, dtype: DTypeLike = jnp.float32):
         self.limit = limit
-        # With v = 0 every token starts with the same small span S·σ(b), as the paper intends, whatever the scale of the
-        # layer's input. Heads still differ from the first step on, because their queries and keys do.
+        # With v = 0, every token starts with the same small span S·σ(b), as the paper intends, for any scale of the
+        # layer's input. Heads diverge from the first step on, because their queries and keys differ.
         self.weight_DH = nnx.Param(jnp.zeros((width, heads), dtype))
         self.bias_H = nnx.Param(jnp.full((heads,), DYNAMIC_INITIAL_BIAS, dtype))
 
@@ -162,7 +162,7 @@ def make_span(span: SpanConfig, width: int, heads: int, dtype: DTypeLike = jnp.f
 def project(params: Tree) -> Tree:
     """The parameters with every z' of an `AdaptiveSpan` clipped to [0, 1]; call it after each update.
 
-    Takes any tree that has the parameters under their own names: nested dicts or an `nnx.State`.
+    Accepts any tree with the parameter names as keys: nested dicts or an `nnx.State`.
     """
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: jnp.clip(leaf, 0, 1) if _is_span_fraction(path) else leaf, params

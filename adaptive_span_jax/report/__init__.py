@@ -1,7 +1,7 @@
-"""What a run looks like: a page, figures, tables.
+"""The report of a run: a page, figures, tables.
 
-In: a run's logs, its result, its parameters. Out: `report/index.html`, and every figure as SVG, PNG and CSV. Start
-with `report.py`, which chooses figures (`draw`) and numbers (`_summary`); `result.py` is result.json; `figures/` has a
-file per figure, `page.py` the layout and the headline numbers, `paper_tables.py` the paper's numbers, `probe.py` what
-heads attend to, `sample.py` a generated text.
+In: a run's logs, result and parameters. Out: `report/index.html`, and every figure as SVG, PNG and CSV. Start with
+`report.py`, which chooses figures (`draw`) and numbers (`_summary`). `result.py` writes result.json; `figures/` has a
+file per figure; `page.py` has the layout and the headline numbers, `paper_tables.py` the paper's numbers. `probe.py`
+measures what heads attend to, and `sample.py` generates a short text.
 """

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else: no network, no script, light or dark, wide or narrow."""
+"""The report as a self-contained HTML page: no network, no scripts, light and dark mode, phones and desktops."""
 
 from collections.abc import Sequence
 from html import escape
@@ -57,7 +57,7 @@ a { color: inherit }
 
 
 def _facts(summary: dict[str, Any]) -> dict[str, str]:
-    """The numbers at the top of the page, with their units."""
+    """The headline numbers of the page, with their units."""
 
     def bits(part: str) -> str:
         value = summary[f"{part}_bits"]
@@ -72,7 +72,7 @@ def _facts(summary: dict[str, Any]) -> dict[str, str]:
         "million multiply-adds per token": "not finite" if cost is None else f"{cost / 1e6:.2f}",
     }
     if cost is not None and summary["kind"] != "fixed":
-        saved = f"multiply-adds saved against fixed spans of S = {summary['limit']:,}"
+        saved = f"multiply-adds saved compared with fixed spans of S = {summary['limit']:,}"
         facts[saved] = f"{100 * (1 - cost / fixed):.0f} %"
     return facts
 
@@ -109,7 +109,7 @@ step {summary["step"]:,} of {summary["steps"]:,}</p></header>
 {_sample(summary["sample"])}
 {_tables(summary["corpus"], tables)}
 </main>
-<footer class="soft"><p>Numbers of the tables: <a href="tables.csv">tables.csv</a>; of this page:
+<footer class="soft"><p>The tables as <a href="tables.csv">tables.csv</a>; the numbers of this page as
 <a href="summary.json">summary.json</a>.{_input_share(summary["input_share"])}</p></footer>
 </body>
 </html>
@@ -136,30 +136,30 @@ def _input_share(share: float | None) -> str:
 
 def _sample(sample: dict[str, Any] | None) -> str:
     if sample is None:
-        text = "<p>There is no sample: the model's parameters or predictions are not finite.</p>"
+        text = "<p>No sample: the model's parameters or predictions are not finite.</p>"
     else:
         text = (
             f'<pre><span class="prompt">{escape(sample["prompt"])}</span>{escape(sample["continuation"])}</pre>\n'
-            '<p class="soft"><span class="prompt">Shaded</span>: the prompt, where dev begins. The rest is the '
-            f"model's, at temperature {sample['temperature']:g}.</p>"
+            '<p class="soft"><span class="prompt">Shaded</span>: the prompt, from the start of dev. The rest was '
+            f"generated at temperature {sample['temperature']:g}.</p>"
         )
-    return f'<section id="sample"><h2>What the model writes</h2>\n{text}</section>\n'
+    return f'<section id="sample"><h2>A generated sample</h2>\n{text}</section>\n'
 
 
 def _tables(corpus: str, tables: Sequence[Table]) -> str:
-    """The paper's tables; set apart if none of them is of the text that the run has read."""
+    """The paper's tables; visually separated if none of them is for the run's corpus."""
     shown_tables = "".join(_table(table) for table in tables)
     notes = "".join(f"<p><sup>{number}</sup> {escape(note)}</p>" for number, note in enumerate(FOOTNOTES, 1))
     notes = (
-        f'<div class="soft notes">{notes}<p>FLOPS are the paper\'s: multiply-adds per predicted token, '
+        f'<div class="soft notes">{notes}<p>FLOPS are counted as in the paper: multiply-adds per predicted token, '
         "L·(4d² + 2·d·FF + 2·span·d).</p></div>"
     )
     if any(table.run for table in tables):
         return f'<div class="tables">{shown_tables}{notes}</div>'
     return (
-        '<div class="tables apart"><h2>For orientation only: the paper\'s results on other text</h2>'
-        f"<p>This run has read {escape(corpus)}, which is in none of these tables. Bits of different texts do not "
-        f"compare.</p>{shown_tables}{notes}</div>"
+        '<div class="tables apart"><h2>For reference only: the paper\'s results on other text</h2>'
+        f"<p>This run was trained on {escape(corpus)}, which is in none of these tables. Bits on different texts are "
+        f"not comparable.</p>{shown_tables}{notes}</div>"
     )
 
 
@@ -173,7 +173,7 @@ def _table(table: Table) -> str:
         is_run = ' class="run"' if row is table.run else ""
         body += f"<tr{is_run}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>\n"
     title = escape(table.title)
-    cue = '<p class="cue soft">more columns: scroll →</p>' if len(table.columns) > 4 else ""
+    cue = '<p class="cue soft">scroll for more columns →</p>' if len(table.columns) > 4 else ""
     return (
         f'<section><h2>{title}</h2>{cue}<div class="wide" tabindex="0" role="region" aria-label="{title}"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></section>\n"

@@ -1,21 +1,21 @@
-"""The paper's three tables, with a row for a run of ours in those of its own text."""
+"""The paper's three tables, with a row for the run in those of its corpus."""
 
 import dataclasses
 from typing import NamedTuple
 
 LARGE_FOOTNOTE = (
-    "The paper's 179M comes out of its own formula, L·(4d² + 2·d·FF + 2·span·d), only with a feed-forward width FF of "
-    "3072. Its large models have 4096, which makes it 217M. The 181M of Table 2, whose span is not given, would grow "
-    "by the same 38M."
+    "The paper's 179M follows from its formula, L·(4d² + 2·d·FF + 2·span·d), only with a feed-forward width FF of "
+    "3072. Its large models have FF = 4096, which gives 217M. The 181M of Table 2, for which no span is given, would "
+    "increase by the same 38M."
 )
 RECOMPUTE_FOOTNOTE = (
-    "T12 and T64 keep no memory: every prediction computes all 512 positions again, at 512 times the cost of one."
+    "T12 and T64 keep no memory: every prediction recomputes all 512 positions, at 512 times the cost of one."
 )
 FOOTNOTES = (LARGE_FOOTNOTE, RECOMPUTE_FOOTNOTE)
 
 
 class Row(NamedTuple):
-    """One model. What the paper does not say is None."""
+    """One model. None: not given in the paper."""
 
     model: str
     layers: int | None
@@ -24,16 +24,16 @@ class Row(NamedTuple):
     flops: float | None
     dev: float | None
     test: float | None
-    notes: str = ""  # the numbers of its FOOTNOTES, from 1
+    notes: str = ""  # numbers of its FOOTNOTES, from 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Published rows, and a run's if it read the same text."""
+    """Published rows, and the run's row if it has the same corpus."""
 
     title: str
     corpus: str
-    columns: tuple[str, ...]  # fields of Row; bits come early, where a phone shows them
+    columns: tuple[str, ...]  # fields of Row; bits come first, so that they are visible on phones
     rows: tuple[Row, ...]
     run: Row | None = None
 
@@ -78,7 +78,7 @@ PUBLISHED = (
 
 
 def tables(corpus: str, run: Row) -> tuple[Table, ...]:
-    """The tables of a corpus, with the run; of a corpus that the paper does not have, all of them, without the run."""
+    """The tables of a corpus with the run's row; all tables, without it, if the corpus is not in the paper."""
     own = tuple(dataclasses.replace(table, run=run) for table in PUBLISHED if table.corpus == corpus)
     return own or PUBLISHED
 
@@ -91,8 +91,8 @@ def shown(row: Row, column: str) -> str:
     if column in ("parameters", "flops"):
         return _short(value)
     if column == "average_span":
-        return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"  # ours has the decimal of all our spans
-    # A run's own bits are printed as exactly as training reports them.
+        return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"  # our spans have one decimal everywhere
+    # A run's bits have three decimals, as in training.
     return f"{value:.2f}" if isinstance(value, float) and round(value, 2) == value else (
         f"{value:.3f}" if isinstance(value, float) else str(value)
     )  # fmt: skip

@@ -21,7 +21,7 @@ _PASSAGE = 120
 
 
 class Probe(NamedTuple):
-    """What was measured on dev, after filling memory as far as the text allows."""
+    """Measurements on dev, with memory filled as far as the text allows."""
 
     weight_LHS: np.ndarray  # attention by distance, averaged over tokens; column x − 1 is distance x
     furthest_z_LH: np.ndarray  # each head's z in positions, the largest over tokens
@@ -31,7 +31,7 @@ class Probe(NamedTuple):
 
 
 def probe_model(config: Config, params: transformer.Params, corpus: Corpus) -> Probe:
-    """The probe of a model on some of dev, by the reference attention on one device."""
+    """Probes a model on part of dev with the reference attention on one device."""
     limit, heads = config.span.limit, config.model.heads
     segment = min(config.train.segment, _LONGEST_SEGMENT, corpus.dev.size - 1)
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, segment=segment))

@@ -1,4 +1,4 @@
-"""What a run looks like: `report/` gets a page, and every figure as SVG, PNG and CSV."""
+"""Writes `report/`: a page, and every figure as SVG, PNG and CSV."""
 
 import csv
 import dataclasses
@@ -37,7 +37,7 @@ from adaptive_span_jax.training.metrics import read_lines
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What there is to say of a run, read from its directory and its newest checkpoint."""
+    """Everything the report needs of a run, from its directory and a checkpoint."""
 
     name: str
     config: Config
@@ -47,8 +47,8 @@ class Run:
     parameters: int
     dev_bits: float | None
     test_bits: float | None
-    order2_bits: float  # of train: what any model should beat
-    z_LH: np.ndarray  # each head's z in positions, averaged over all scored tokens of dev where it depends on the token
+    order2_bits: float  # of train: a baseline
+    z_LH: np.ndarray  # each head's z in positions, averaged over all scored tokens of dev if it depends on the token
     metrics: list[dict[str, Any]]
     spans: list[dict[str, Any]]
     probe: Probe
@@ -56,14 +56,14 @@ class Run:
 
     @property
     def average_span(self) -> float | None:
-        """As published logs report it; None if it is not finite."""
+        """The average span as in published logs; None if it is not finite."""
         average = float(span.average_span(self.z_LH, self.config.span.ramp, self.config.span.limit))
         return average if math.isfinite(average) else None
 
     def row(self) -> Row:
-        """Its row in the paper's tables."""
+        """The run's row in the paper's tables."""
         config = self.config
-        # Another stream than the published one, if nearly.
+        # Then the text differs slightly from the published one.
         without_newlines = ", newlines dropped" if config.data.newlines == "drop" else ""
         return Row(
             f"this run ({config.span.kind}, S = {config.span.limit}{without_newlines})",
@@ -77,14 +77,14 @@ class Run:
 
     @property
     def flops_per_token(self) -> float | None:
-        """Multiply-adds per token in the paper's counting."""
+        """Multiply-adds per token, counted as in the paper."""
         return None if self.average_span is None else flops.paper_flops(self.config, self.average_span)
 
 
 def write_report(
     config: Config, directory: Path, corpus: Corpus, params: transformer.Params, step: int, z_LH: np.ndarray
 ) -> Path:
-    """Writes `report/` of a run whose parameters, and z as dev's evaluation found it, are in hand; returns the page."""
+    """Writes `report/` of a run, given its parameters and the z of its dev evaluation; returns the page's path."""
     with terminal.share_done("writing the report") as show:
         run = collect(config, directory, corpus, params, step, z_LH)
         show(0.5)
@@ -110,18 +110,18 @@ def write_report(
 def dev_z(
     config: Config, directory: Path, corpus: Corpus, params: transformer.Params, step: int, mesh: Mesh
 ) -> np.ndarray:
-    """z_LH as an evaluation of dev finds it: from the parameters, from `result.json`, or by evaluating dev now."""
+    """z_LH averaged over dev: from the parameters, from `result.json`, or by evaluating dev now."""
     if config.span.kind != "dynamic":
         return cache_plan.largest_z(config, jax.device_get(params))
     if "z_LH" in (result := _result_of_step(directory, step)):
         return np.array(result["z_LH"])
-    finished = CachedDecoder.of(config, params)
+    decoder = CachedDecoder.of(config, params)
     with terminal.share_done("averaging the dynamic spans over dev") as show:
-        return score_with_cache(finished, corpus.dev, "exact", make_decoder_step(finished, mesh), mesh, show).z_LH
+        return score_with_cache(decoder, corpus.dev, "exact", make_decoder_step(decoder, mesh), mesh, show).z_LH
 
 
 def _result_of_step(directory: Path, step: int) -> dict[str, Any]:
-    """`result.json`, if it is about this step's checkpoint."""
+    """The content of `result.json` if it is for this step, else empty."""
     result = read_result(directory, step) or {}
     return result if result.get("steps") == step else {}
 
@@ -129,7 +129,7 @@ def _result_of_step(directory: Path, step: int) -> dict[str, Any]:
 def collect(
     config: Config, directory: Path, corpus: Corpus, params: transformer.Params, step: int, z_LH: np.ndarray
 ) -> Run:
-    """Everything the report is made of."""
+    """Collects everything the report needs."""
     metrics = [_finite(line) for line in read_lines(directory / "metrics.jsonl") if line["step"] <= step]
     spans = [line for line in read_lines(directory / "spans.jsonl") if line["step"] <= step]
     spans = [line for line in spans if np.isfinite(np.array(line["z_LH"], float)).all()]
@@ -155,7 +155,7 @@ def collect(
 
 
 def _finite(numbers: dict[str, Any]) -> dict[str, Any]:
-    """What is left of a line of a log without the numbers that are not finite, which JSON may write as null."""
+    """A log line without its non-finite numbers, which JSON may contain as null."""
     return {
         name: value
         for name, value in numbers.items()
@@ -164,7 +164,7 @@ def _finite(numbers: dict[str, Any]) -> dict[str, Any]:
 
 
 def draw(run: Run) -> list[Drawing]:
-    """The figures that the run has numbers for."""
+    """The figures for which the run has data."""
     seen, ramp, limit = run.probe, run.config.span.ramp, run.config.span.limit
     dynamic = run.config.span.kind == "dynamic"
     found = [spans_by_layer(run.z_LH, ramp, limit, "averaged over all scored tokens of dev" if dynamic else "")]

@@ -1,4 +1,4 @@
-"""The result of a finished run: `result.json` and the table at the end."""
+"""The result of a finished run: `result.json` and the final table."""
 
 import shlex
 from pathlib import Path
@@ -18,7 +18,7 @@ _FILE = "result.json"
 def make_result(
     config: Config, corpus: Corpus, dev: Score, test: Score, order2_bits: float, seconds: float
 ) -> dict[str, Any]:
-    """Everything worth reporting of a finished run."""
+    """The content of `result.json`."""
     ramp, limit = config.span.ramp, config.span.limit
     average = float(span.average_span(dev.z_LH, ramp, limit))
     span_LH = span.head_spans(dev.z_LH, ramp, limit)
@@ -46,7 +46,7 @@ def write_result(workdir: Path, result: dict[str, Any]) -> None:
 
 
 def read_result(workdir: Path, steps: int) -> dict[str, Any] | None:
-    """The result of a run that was completed with this many steps or more; none if a number in it was not finite."""
+    """The result of a run that was completed with at least this many steps; None if it has non-finite numbers."""
     try:
         result = strict_json.loads((workdir / _FILE).read_text())
     except (FileNotFoundError, ValueError):
@@ -56,17 +56,17 @@ def read_result(workdir: Path, steps: int) -> dict[str, Any] | None:
 
 
 def show_result(workdir: Path, result: dict[str, Any]) -> None:
-    """The table at the end of a run, and what to try next."""
+    """Prints the result, and commands to try next."""
     unit, page = result["unit"], workdir / "report" / "index.html"
     show_block(
         "Result",
         {
             f"dev bits per {unit}": f"{result['dev_bits']:.3f}   ({counted(result['dev_tokens'], 'token')} scored)",
             f"test bits per {unit}": f"{result['test_bits']:.3f}   ({counted(result['test_tokens'], 'token')} scored)",
-            "order-2 entropy": f"{result['order2_bits']:.3f} bits per {unit} of the training text, to compare with",
-            "average span": f"{result['average_span']:.1f} positions, each layer's mean rounded up as published",
+            "order-2 entropy": f"{result['order2_bits']:.3f} bits per {unit} of the training text, a baseline",
+            "average span": f"{result['average_span']:.1f} positions (mean of each layer rounded up, as published)",
             "spans of heads": f"{result['shortest_span']:.1f} to {result['longest_span']:.1f} positions",
-            "FLOPS per token": f"{result['flops_per_token'] / 1e6:.2f} million multiply-adds, in the paper's counting",
+            "FLOPS per token": f"{result['flops_per_token'] / 1e6:.2f} million multiply-adds, counted as in the paper",
             "training time": f"{duration(result['seconds'])}, {counted(result['steps'], 'step')}",
             "written to": f"{workdir}/result.json, report/, metrics.jsonl, spans.jsonl, tensorboard/, checkpoints/",
         },
@@ -74,7 +74,7 @@ def show_result(workdir: Path, result: dict[str, Any]) -> None:
     show_block(
         "Next",
         {
-            "see it": f"open {shlex.quote(str(page))}" if page.exists() else command(workdir, mode="report"),
+            "report": f"open {shlex.quote(str(page))}" if page.exists() else command(workdir, mode="report"),
             "evaluate again": command(workdir, mode="evaluate"),
             "train longer": command(workdir, **{"config.train.steps": 2 * result["steps"]}),
             "your own text": f"{PROGRAM} --config=bytes --config.data.path=FILE_OR_FOLDER",

@@ -1,4 +1,4 @@
-"""What a model writes: a short text for the report, drawn from it after a few symbols of dev."""
+"""A short text for the report, sampled from the model after a prompt from dev."""
 
 import codecs
 import dataclasses
@@ -23,7 +23,7 @@ _TEMPERATURE = 0.8
 
 
 class Sample(NamedTuple):
-    """A prompt and what the model made of it, as text that can be shown."""
+    """A prompt and its continuation, as printable text."""
 
     prompt: str
     continuation: str
@@ -47,8 +47,8 @@ def draw_sample(config: Config, params: Params, corpus: Corpus, step: int) -> Sa
 
 
 def shown_parts(prompt: bytes, continuation: bytes) -> tuple[str, str]:
-    """Both parts as text; bytes that are no UTF-8 and control characters are replaced."""
-    # A character whose bytes begin in the prompt and end in the continuation belongs to the latter.
+    """Both parts as text; invalid UTF-8 and control characters are replaced."""
+    # A character that starts in the prompt and ends in the continuation belongs to the latter.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     first, second = decoder.decode(prompt), decoder.decode(continuation, final=True)
     control = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")

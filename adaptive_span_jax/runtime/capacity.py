@@ -1,8 +1,8 @@
-"""Whether what was asked fits into memory, estimated from shapes before anything is allocated.
+"""Checks whether a run fits into memory, estimated from shapes before anything is allocated.
 
-The estimates are lower bounds: arrays that are certainly there at the same time, not the compiler's temporaries, which
-are as large again or more. So a refusal is certain, and what is not refused may still be too much. `--mode=plan` knows
-more, but compiles.
+The estimates are lower bounds: they count arrays that are certainly alive at the same time, but not the compiler's
+temporaries, which are as large again or more. What is rejected cannot fit; what is accepted may still be too large.
+`--mode=plan` is more precise, but compiles.
 """
 
 import os
@@ -18,12 +18,12 @@ from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.runtime import sharding
 from adaptive_span_jax.runtime.terminal import size
 
-# What a container may use, by both versions of Linux's control groups.
+# The memory limit of a container, in both versions of Linux's control groups.
 _CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def check(mesh: Mesh, what: str, parts: dict[str, int]) -> None:
-    """Refuses `parts`, bytes on each device by what they are for, that are more than this process's devices have."""
+    """Raises if `parts`, a description → bytes per device, exceed the memory of this process's devices."""
     devices = mesh.local_devices
     if devices[0].platform == "cpu":
         here, available, where = len(devices), _machine_bytes(), "this machine has"
@@ -37,25 +37,25 @@ def check(mesh: Mesh, what: str, parts: dict[str, int]) -> None:
     raise UserError(
         f"{what} needs at least {size(needed)} of memory, {where} {size(available)}:\n  "
         + "\n  ".join(each)
-        + "\nMake the fields of the largest part smaller"
+        + "\nReduce the fields of the largest part"
     )
 
 
 def _machine_bytes() -> int | None:
-    """The physical memory, or what the container may use of it."""
+    """The physical memory, or the container's limit if that is smaller; None if unknown."""
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
         return None
-    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in _CONTAINER_LIMITS:
         if path.is_file() and (limit := path.read_text().strip()).isdecimal():  # or "max"
-            found.append(int(limit))
-    return min(found)
+            limits.append(int(limit))
+    return min(limits)
 
 
 def activation_bytes(
     config: Config, mesh: Mesh, streams: int, positions: int, vocabulary: int, kept_layers: int = 1, groups: int = 1
 ) -> int:
-    """Bytes on one device: every layer's input, and of each group of streams feed-forward states and logits."""
+    """Bytes per device: the input of every layer, and the feed-forward states and logits of one group of streams."""
     sizes = config.model
     by_stream = sharding.by_stream(mesh, streams)
     (here,) = by_stream.shard_shape((streams,))
@@ -64,7 +64,7 @@ def activation_bytes(
 
 
 def named_fields(config: Config, *names: str) -> str:
-    """The fields as they are written on the command line, with their values."""
+    """The fields and their values, as written on the command line."""
     values = {name: getattr(getattr(config, name.split(".")[0]), name.split(".")[1]) for name in names}
     return ", ".join(f"config.{name} = {value}" for name, value in values.items())
 

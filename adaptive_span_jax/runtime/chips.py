@@ -1,8 +1,8 @@
-"""The peak arithmetic of chips, by the name JAX gives them: the one table of it."""
+"""Peak FLOP/s of chips, by their `device_kind` in JAX."""
 
-# Dense matrix products in FLOP/s of one JAX device, by `device_kind`: (bfloat16, float32). A TPU multiplies float32 in
-# bfloat16 unless told otherwise, a GPU since Ampere in TF32. Sources: cloud.google.com/tpu/docs/{v2,v3,v4,v5e,v5p,v6e}
-# (of v2 and v3, half a chip is a device) and NVIDIA's data sheets of V100, A100, H100, H200, L4 (without sparsity).
+# Dense matrix products of one JAX device: (bfloat16, float32). By default a TPU multiplies float32 in bfloat16, a GPU
+# since Ampere in TF32. Sources: cloud.google.com/tpu/docs/{v2,v3,v4,v5e,v5p,v6e} (on v2 and v3 a device is half a chip)
+# and NVIDIA's data sheets of V100, A100, H100, H200, L4 (without sparsity).
 PEAK = {
     "TPU v2": (22.5e12, 22.5e12),
     "TPU v3": (61.5e12, 61.5e12),

@@ -1,9 +1,9 @@
-"""Several machines as one: how their processes find each other, agree, and part.
+"""Several processes on one or more hosts: connecting, agreeing on decisions, and exiting after an error.
 
-Every process runs the same program on the same config, holds the whole text, and works on the streams of its own
-devices. What is written and printed comes from process 0 alone. Whatever decides which computation comes next must be
-the same for all, or they wait for each other for ever: signals are therefore agreed on (`ProcessMax`), and what a file
-system says is asked of process 0 (`broadcast_from_process_zero`).
+Every process runs the same program with the same config, holds the whole text, and works on the streams of its own
+devices. Only process 0 writes logs and prints. All processes must run the same computations in the same order, or they
+wait for each other forever. So signals are agreed on (`ProcessMax`), and the state of the file system is read by
+process 0 and broadcast (`broadcast_from_process_zero`).
 """
 
 import contextlib
@@ -23,18 +23,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.runtime import terminal
 
-# A host that has not been heard of for this long is taken for dead, and all others stop. Heartbeats come from a thread
-# of their own: neither compiling nor a slow disk delays them.
+# After this long without a heartbeat, a host is considered dead and all others stop. Heartbeats are sent from a
+# separate thread: neither compiling nor a slow disk delays them.
 DEAD_AFTER_SECONDS = 60
 
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 
 
 def connect(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
-    """Joins the other processes, if there are any; call it before anything else touches a device.
+    """Connects to the other processes, if there are any; call this before any device is used.
 
-    Without arguments, whether there are any is read from the environment that Cloud TPU VMs, Slurm and Open MPI set. On
-    a single machine nothing is asked of any network.
+    Without arguments, other processes are detected from the environment that Cloud TPU VMs, Slurm and Open MPI set. On
+    a single machine no network is used.
     """
     given = (coordinator, num_processes, process_id)
     if given == (None, None, None):
@@ -44,7 +44,7 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
         raise UserError("--coordinator=HOST:PORT, --num_processes=N and --process_id=I must be given together")
     elif num_processes == 1:
         return
-    # Signals are ours: JAX would catch SIGTERM otherwise.
+    # We handle signals ourselves; JAX would catch SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
@@ -54,26 +54,26 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
             shutdown_timeout_seconds=DEAD_AFTER_SECONDS,
         )
     except (RuntimeError, ValueError) as error:
-        raise UserError(f"the processes did not find each other ({error}); see docs/distributed.md") from error
+        raise UserError(f"could not connect to the other processes ({error}); see docs/distributed.md") from error
     if _alone_on_machine(os.environ):
-        # Under Slurm and Open MPI JAX takes it that each process is to have one GPU.
+        # Under Slurm and Open MPI, JAX assumes one GPU per process.
         jax.config.update("jax_cuda_visible_devices", "all")
         jax.config.update("jax_rocm_visible_devices", "all")
 
 
 def is_multihost_environment(environment: Mapping[str, str]) -> bool:
-    """Whether this process is one of several, as far as the environment tells; `import jax` must have come before."""
+    """Whether the environment says that this process is one of several. JAX must have been imported before."""
     if all(name in environment for name in _SLURM):
         return int(environment["SLURM_NTASKS"]) > 1
     if int(environment.get("OMPI_COMM_WORLD_SIZE", 1)) > 1:
         if "OMPI_MCA_orte_hnp_uri" not in environment:
             raise UserError(
-                "this version of Open MPI does not say where process 0 is; add --coordinator=HOST:PORT, "
+                "this version of Open MPI does not provide the address of process 0; add --coordinator=HOST:PORT, "
                 "--num_processes=$OMPI_COMM_WORLD_SIZE and --process_id=$OMPI_COMM_WORLD_RANK"
             )
         return True
-    # Importing JAX sets the first where there are TPU chips, and the second, which forbids asking Google's metadata
-    # server, where there are none.
+    # Importing JAX sets TPU_ML_PLATFORM where there are TPU chips, and TPU_SKIP_MDS_QUERY (do not query Google's
+    # metadata server) where there are none.
     on_tpu = "TPU_ML_PLATFORM" in environment and environment.get("JAX_PLATFORMS") != "cpu"
     named = environment.get("TPU_PROCESS_ADDRESSES") or environment.get("TPU_WORKER_HOSTNAMES")
     if on_tpu and named:
@@ -82,17 +82,17 @@ def is_multihost_environment(environment: Mapping[str, str]) -> bool:
 
 
 def is_process_zero() -> bool:
-    """Whether this process is the one that writes and prints."""
+    """Whether this is process 0, which writes and prints."""
     return jax.process_index() == 0
 
 
 def all_gather(tree: Any) -> Any:
-    """The tree's arrays whole, in this process's own memory; all processes must call it."""
+    """The tree with complete arrays in host memory; all processes must call this."""
     return jax.device_get(tree) if jax.process_count() == 1 else multihost_utils.process_allgather(tree, tiled=True)
 
 
 def on_process_zero(place: str, function: Callable[[], None]) -> None:
-    """Calls a function on process 0 only; the others wait for it."""
+    """Calls a function on process 0 only; the other processes wait for it."""
     if is_process_zero():
         function()
     multihost_utils.sync_global_devices(place)
@@ -113,20 +113,20 @@ class ProcessMax:
     def __init__(self, mesh: Mesh):
         self._each = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
         self._largest = jax.jit(lambda numbers: numbers.max(), out_shardings=NamedSharding(mesh, PartitionSpec()))
-        self._asked: jax.Array | None = None
+        self._pending: jax.Array | None = None
         if jax.process_count() > 1:
-            # Connections between CPU devices are made when first used, within 30 s, so all processes should be here.
+            # CPU devices connect at first use, with a timeout of 30 s, so wait for all processes here.
             multihost_utils.sync_global_devices("agreement")
-            self._asked = jax.block_until_ready(self._ask(0))
+            self._pending = jax.block_until_ready(self._start(0))
 
     def __call__(self, number: int) -> int:
-        """What was agreed on, given what this process says now."""
-        if self._asked is None:
+        """The maximum over processes of their previous `number`s."""
+        if self._pending is None:
             return number
-        before, self._asked = self._asked, self._ask(number)
-        return int(jax.device_get(before))
+        previous, self._pending = self._pending, self._start(number)
+        return int(jax.device_get(previous))
 
-    def _ask(self, number: int) -> jax.Array:
+    def _start(self, number: int) -> jax.Array:
         devices = list(self._each.addressable_devices_indices_map((self._each.mesh.size,)))
         mine = jax.device_put([np.full(1, number, np.int32)] * len(devices), devices)
         return self._largest(jax.make_array_from_single_device_arrays((self._each.mesh.size,), self._each, mine))
@@ -134,7 +134,7 @@ class ProcessMax:
 
 @contextlib.contextmanager
 def multihost_errors() -> Iterator[None]:
-    """Within it only process 0 prints, and an error in one process ends all of them."""
+    """A context in which only process 0 prints, and an error in one process ends all of them."""
     if jax.process_count() == 1:
         yield
         return
@@ -144,24 +144,24 @@ def multihost_errors() -> Iterator[None]:
     except UserError as error:
         _leave(str(error))
     except KeyboardInterrupt:
-        _leave("stopped by Ctrl-C while not training; nothing to save")
+        _leave("stopped by Ctrl-C outside training; nothing to save")
     except OSError as error:
-        _leave(f"{error}; what was reported as saved is safe")
+        _leave(f"{error}; saved checkpoints are safe")
     except Exception as error:
         if _in_computation(error):
             _leave(
-                "a computation that all processes share has failed, most likely because another process has ended; its "
-                "own output says why. Start the same command on all hosts again: it resumes from the newest "
-                f"checkpoint.\n({str(error).splitlines()[0]})"
+                "a collective computation failed, most likely because another process ended; see the output of that "
+                "process. Run the same command on all hosts again to resume from the newest checkpoint.\n"
+                f"({str(error).splitlines()[0]})"
             )
         traceback.print_exc()
-        _leave("unexpected error (traceback above); what was reported as saved is safe")
+        _leave("unexpected error (traceback above); saved checkpoints are safe")
 
 
 def _leave(reason: str) -> NoReturn:
-    """Ends this process at once: an orderly end would wait for the other processes, which wait for this one.
+    """Exits at once: a clean exit would wait for the other processes, which wait for this one.
 
-    They stop too: process 0's end is seen at once, that of another within DEAD_AFTER_SECONDS.
+    They stop, too: at once if this is process 0, otherwise within DEAD_AFTER_SECONDS.
     """
     print(f"error in process {jax.process_index()} on {socket.gethostname()}: {reason}", file=sys.stderr)
     sys.stdout.flush()
@@ -170,12 +170,12 @@ def _leave(reason: str) -> NoReturn:
 
 
 def _in_computation(error: Exception) -> bool:
-    """Whether a device reported it; where it computes at once, JAX raises a ValueError with the same kind of text."""
+    """Whether an error comes from a device. Eager computations raise a ValueError with the same kind of message."""
     return isinstance(error, jax.errors.JaxRuntimeError) or re.match(r"[A-Z_]{2,}: ", str(error)) is not None
 
 
 def _alone_on_machine(environment: Mapping[str, str]) -> bool:
-    """Whether Slurm or Open MPI has started one process on each machine."""
+    """Whether Slurm or Open MPI started one process per machine."""
     if "SLURM_STEP_NUM_TASKS" in environment:
         return environment["SLURM_STEP_NUM_TASKS"] == environment.get("SLURM_STEP_NUM_NODES")
     return environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1"

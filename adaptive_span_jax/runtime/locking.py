@@ -1,4 +1,4 @@
-"""One process at a time: a lock file that the system frees when its holder ends, however it ends."""
+"""A lock file for one process at a time; the system releases it when the process ends, however it ends."""
 
 import contextlib
 import errno
@@ -12,14 +12,14 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 class Held(Exception):
-    """Another process has the lock; the message says which one."""
+    """Another process holds the lock; the message names it."""
 
 
 @contextlib.contextmanager
 def hold(path: Path, wait: bool) -> Iterator[bool]:
-    """Holds the lock on a file, with host and process in it for people to read; gives False where there are no locks.
+    """Holds the lock on a file and writes the host and process into it; yields False if locks are not supported.
 
-    If another process has it: waits, or raises Held.
+    If another process holds it: waits, or raises Held.
     """
     with path.open("a+") as file:
         try:
@@ -41,13 +41,13 @@ def hold(path: Path, wait: bool) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def tag(path: Path) -> Iterator[str]:
-    """Where there are no locks: this process's name, left there until it ends in order; gives the name found before."""
+    """For buckets, which have no locks: writes this process's name, deletes it at the end; yields the previous name."""
     found = path.read_text().strip() if path.exists() else ""
     path.write_text(_name())
     try:
         yield found
     finally:
-        with contextlib.suppress(Exception):  # a name that stays behind costs a warning only
+        with contextlib.suppress(Exception):  # a leftover name only causes a warning
             path.unlink()
 
 

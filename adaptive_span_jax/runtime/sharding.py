@@ -1,14 +1,13 @@
-"""Which array lives where. The only file that decides sharding: everything else is written for whole arrays.
+"""How arrays are sharded. Only this file decides it: all other code is written for whole arrays.
 
 The mesh has two axes, `data` and `fsdp`. Streams are independent of each other, so batches and memory are split by
 stream over both. Parameters and optimizer state are replicated over `data` and sharded over `fsdp` by one rule:
 
-    a matrix is split along its longest axis that fsdp divides (the first of equals); vectors stay whole;
-    the axis of stacked layers is never split.
+    a matrix is split along its longest axis that fsdp divides (the first one if several are equally long);
+    vectors are replicated; the axis of stacked layers is never split.
 
-A layer's parameters are gathered where they are used (`all_gather`); the compiler sums the gradients. Only the
-attention's loops, which the compiler would interrupt with a sum over devices at every turn, are told explicitly to work
-on each device's own streams (`per_device`).
+A layer's parameters are all-gathered where they are used (`all_gather`); the compiler sums the gradients. Only the
+attention's loops use `shard_map` (`per_device`): otherwise the compiler would sum over devices in every iteration.
 """
 
 import functools
@@ -31,12 +30,12 @@ DATA, FSDP = "data", "fsdp"
 # Streams are split over all devices.
 STREAMS = (DATA, FSDP)
 
-# Instead of the number of an array's axis of streams: it is the same on every device, or to be summed over them.
+# In place of an array's stream axis: the array is the same on every device, or must be summed over devices.
 REPLICATED, PSUM = "replicated", "psum"
 
 
 def make_mesh(devices: list[jax.Device] | None = None, fsdp: int = 1) -> Mesh:
-    """All devices: data × fsdp of them, neighbours along fsdp."""
+    """The mesh of all devices, data × fsdp, with neighboring devices along fsdp."""
     devices = devices or jax.devices()
     if len(devices) % fsdp:
         raise UserError(f"config.mesh.fsdp is {fsdp}, which does not divide the {counted(len(devices), 'device')}")
@@ -45,37 +44,37 @@ def make_mesh(devices: list[jax.Device] | None = None, fsdp: int = 1) -> Mesh:
 
 
 def check_streams(mesh: Mesh, streams: int, groups: int) -> None:
-    """Rejects a number of training streams that the devices cannot share evenly."""
+    """Raises if the training streams cannot be split evenly over devices and groups."""
     if streams % (mesh.size * groups):
-        split = f" in {groups} groups each (config.train.grad_accum_steps)" if groups > 1 else ""
+        split = f" × {groups} groups (config.train.grad_accum_steps)" if groups > 1 else ""
         raise UserError(
-            f"config.train.batch_size is {streams}, which {counted(mesh.size, 'device')} cannot share evenly{split}; "
-            f"make it a multiple of {mesh.size * groups}"
+            f"config.train.batch_size is {streams}, which cannot be split evenly over {counted(mesh.size, 'device')}"
+            f"{split}; make it a multiple of {mesh.size * groups}"
         )
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Every device holds the whole array."""
+    """The sharding of an array that every device holds completely."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def by_stream(mesh: Mesh, streams: int, axis: int = 0) -> NamedSharding:
-    """The axis of streams is split over the devices; too few to go round evenly are held by every device."""
+    """The sharding that splits the stream axis over the devices; replicated if it cannot be split evenly."""
     if streams % mesh.size:
         return replicated(mesh)
     return NamedSharding(mesh, _spec(axis))
 
 
 def param_sharding(mesh: Mesh, shape: tuple[int, ...], stacked: bool) -> NamedSharding:
-    """Where a parameter or its optimizer state lies; `stacked`: its first axis counts layers."""
+    """The sharding of a parameter or its optimizer state; `stacked`: its first axis is that of layers."""
     layers, own = shape[: int(stacked)], shape[int(stacked) :]
     return NamedSharding(mesh, PartitionSpec(*[None] * len(layers), *_shared_axes(mesh.shape[FSDP], own)))
 
 
 def all_gather(params: Tree) -> Tree:
-    """The parameters, each gathered on every device; their gradients are scattered again at once.
+    """The parameters, all-gathered; their gradients are resharded immediately.
 
-    For parameters without the axis of layers, while tracing `on_mesh`.
+    For parameters without the axis of layers, while tracing in `on_mesh`.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.shape[FSDP] == 1:
@@ -84,12 +83,12 @@ def all_gather(params: Tree) -> Tree:
 
 
 def place_segment(mesh: Mesh, segment: Tree) -> Tree:
-    """Puts a segment's arrays on the devices, split by stream. Each host has the whole and places its own part."""
+    """A segment's arrays on the devices, split by stream. Each host has the whole segment and places its own part."""
     return jax.tree.map(lambda array: _place(array, by_stream(mesh, array.shape[0])), segment)
 
 
 def group(array: jax.Array, axis: int, groups: int, number: jax.Array | int) -> jax.Array:
-    """One of several equal groups of streams, `axis` counting streams; every device gives a share of its own."""
+    """One of several equal groups of streams, taken evenly from every device; `axis` is the stream axis."""
     before, after = array.shape[:axis], array.shape[axis + 1 :]
     grouped = array.reshape(*before, _devices(), groups, -1, *after)
     part = jax.lax.dynamic_index_in_dim(grouped, number, axis + 1, keepdims=False)
@@ -97,43 +96,43 @@ def group(array: jax.Array, axis: int, groups: int, number: jax.Array | int) -> 
 
 
 def join_groups(parts: jax.Array, axis: int) -> jax.Array:
-    """All streams again, from their groups stacked along a new first axis; `axis` counts streams in each of them."""
+    """The inverse of `group`: all streams, from groups stacked along a new first axis; `axis` is the stream axis."""
     groups, *shape = parts.shape
     parts = parts.reshape(groups, *shape[:axis], _devices(), -1, *shape[axis + 1 :])
     return _split_by_stream(jnp.moveaxis(parts, 0, axis + 1).reshape(*shape[:axis], -1, *shape[axis + 1 :]), axis)
 
 
 def total_bytes(tree: Any) -> int:
-    """What the tree's arrays take when each is stored once."""
+    """The bytes of the tree's arrays, each counted once."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def bytes_per_device(tree: Any) -> int:
-    """The number of bytes that the tree's arrays, or abstract arrays, take on one device."""
+    """The bytes of the tree's arrays, or abstract arrays, on one device."""
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def platform() -> str:
-    """What kind of device a program is traced for: that of the mesh, which need not be this machine's own."""
+    """The platform that is traced for: that of the mesh, which may differ from this machine's."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
 
 
 def on_mesh(mesh: Mesh) -> AbstractContextManager:
-    """While tracing within it, `per_device` knows the devices."""
+    """The context for tracing in which `per_device` and `all_gather` know the mesh."""
     return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 
 def streams_per_device(streams: int) -> int:
-    """How many of a batch's streams `per_device` gives to each device: all of them if they cannot be split evenly."""
+    """The number of streams that `per_device` passes to each device: all of them if they cannot be split evenly."""
     return streams if streams % _devices() else streams // _devices()
 
 
 def per_device(function: Callable, streams: int, axes: Any, out_axes: Any) -> Callable:
     """`function`, called on every device with that device's streams.
 
-    `axes` has the structure of the arguments, `out_axes` that of the result: for each array the number of its axis of
-    streams, or REPLICATED or PSUM.
+    `axes` has the structure of the arguments, `out_axes` that of the result: for each array its stream axis, or
+    REPLICATED or PSUM.
     """
     if _devices() == 1 or streams % _devices():
         return function
@@ -152,7 +151,7 @@ def _spec(axis: int | str) -> PartitionSpec:
 
 
 def _devices() -> int:
-    """How many devices the program being traced is for."""
+    """The number of devices that are traced for."""
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if mesh.empty else mesh.size
 
@@ -162,7 +161,7 @@ def _split_by_stream(array: jax.Array, axis: int) -> jax.Array:
 
 
 def _shared_axes(fsdp: int, shape: tuple[int, ...]) -> list[str | None]:
-    """Which axis of a parameter is sharded: the longest that `fsdp` divides."""
+    """The partition spec of a parameter: its longest axis that `fsdp` divides is sharded."""
     fitting = [axis for axis, size in enumerate(shape) if size % fsdp == 0]
     if fsdp == 1 or len(shape) < 2 or not fitting:
         return []
@@ -175,7 +174,7 @@ def _gather(spec: PartitionSpec, parameter: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(parameter, PartitionSpec())
 
 
-# Without this the compiler might keep every device's gradient whole until the update.
+# Without this, the compiler might keep the complete gradient on every device until the update.
 _gather.defvjp(
     lambda spec, parameter: (_gather(spec, parameter), None),
     lambda spec, _, gradient: (jax.lax.with_sharding_constraint(gradient, spec),),

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a question that the loop asks between steps, so that nothing is cut off in the middle."""
+"""Ctrl-C and SIGTERM, polled between steps so that no step is interrupted."""
 
 import signal
 from collections.abc import Callable
@@ -6,14 +6,14 @@ from types import FrameType
 
 
 class Interrupted(Exception):
-    """Raised where work may stop; whoever holds the state saves it."""
+    """Raised by `Interrupt.check` after a signal."""
 
 
 class Interrupt:
-    """While in this context the first signal is only noted; a second one ends the process at once.
+    """A context in which the first signal is only recorded; a second one ends the process at once.
 
-    Where several processes work together, `agree` makes of the signals that they have noted (0: none) the one that all
-    of them act on.
+    With several processes, `agree` combines the signals that they recorded (0: none) into the one that all of them act
+    on.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -33,17 +33,17 @@ class Interrupt:
 
     @property
     def exit_code(self) -> int:
-        """130 after Ctrl-C, as shells expect; 0 after SIGTERM, so that a preempted job counts as ended in order."""
+        """130 after Ctrl-C, as shells expect; 0 after SIGTERM, so that a preempted job counts as successful."""
         return 130 if self.signal == signal.SIGINT else 0
 
     def poll(self) -> bool:
-        """Whether a signal has come and work must stop here. All processes must ask equally often."""
+        """Whether a signal was received and work must stop. All processes must call this equally often."""
         if self.signal is None and (agreed := self._agree(self._noted)):
             self.signal = signal.Signals(agreed)
         return self.signal is not None
 
     def check(self) -> None:
-        """Raises Interrupted if a signal has come."""
+        """Raises Interrupted if a signal was received."""
         if self.poll():
             raise Interrupted
 

@@ -1,19 +1,20 @@
-"""Where a run is kept: a folder, or object storage (`gs://bucket/run`). This is the one file that knows the difference.
+"""Where a run is stored: a folder, or object storage (`gs://bucket/run`). Only this file knows the difference.
 
-A folder is a `pathlib.Path`. A place in a bucket is an `epath.Path`, which has the same methods as far as they are used
-here; for folders it would have too few of them. A bucket is different:
+A folder is a `pathlib.Path`. A location in a bucket is an `epath.Path`, which has all methods used here; for folders it
+lacks some. How a bucket differs:
 
-    an object is written whole or not at all, and then everybody sees it: nothing to replace, nothing to push to a disk
-    folders are only beginnings of names: nothing to make, and nothing to rename at once
-    nothing can be appended to: a file that grows is kept on this machine and stored again as a whole (`Staged`)
-    there is no lock, and no end of room
+    writing an object is atomic: no write-then-rename, no fsync
+    folders are only name prefixes: they need not be created and cannot be renamed atomically
+    objects cannot be appended to: a growing file is kept on this machine and uploaded as a whole (`Staged`)
+    there are no locks, and space is not limited
 """
 
+import contextlib
 import importlib.util
 import math
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +23,22 @@ from adaptive_span_jax.runtime.command_line import install_command
 
 _BUCKETS = "gs://"
 
-# What the program sets for itself before it opens a bucket. One way, the one that is tested: not by TensorFlow where
-# that is installed, nor by gcsfs's experiments.
+# Environment variables that the program sets before it opens a bucket, so that only the tested code path is used: not
+# TensorFlow if that is installed, nor gcsfs's experimental features.
 ENVIRONMENT = {"EPATH_USE_TF": "no", "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "no"}
 _CLIENTS = ("gcsfs", "aiohttp", "google")
 
 
 def place(name: str | Path) -> Path:
-    """The folder or place in a bucket that a user names."""
+    """The path of a folder, or of a location in a bucket."""
     text = str(name)
     if "://" not in text:
         return Path(name)
     bucket = text.removeprefix(_BUCKETS).partition("/")[0]
     if not text.startswith(_BUCKETS) or not bucket:
-        raise UserError(f"{text} is not a valid workdir: name a folder, or gs://BUCKET/RUN")
+        raise UserError(f"{text} is not a valid workdir; use a folder or gs://BUCKET/RUN")
     if importlib.util.find_spec("gcsfs") is None:
-        raise UserError(f"{text} is in a bucket, which needs gcsfs: {install_command('gcs')}")
+        raise UserError(f"{text} is in a bucket, which requires gcsfs: run {install_command('gcs')}")
     _client()
     from etils import epath
 
@@ -51,38 +52,51 @@ def in_bucket(path: Path) -> bool:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether an error is a bucket's, its network's or its credentials'."""
+    """Whether an error comes from object storage: the service, the network or the credentials."""
     return type(error).__module__.partition(".")[0] in _CLIENTS
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder and those above it. A bucket is never made: its name is more likely a mistake."""
+    """Creates a folder and its parents. A bucket is never created: an unknown one is more likely a typo."""
     if not in_bucket(path):
         path.mkdir(parents=True, exist_ok=True)
 
 
 def free_bytes(path: Path) -> float:
-    """How much can still be written."""
+    """The free space in bytes; infinite in a bucket."""
     return math.inf if in_bucket(path) else shutil.disk_usage(path).free
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
+    """Writes a file atomically."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all."""
+    """Writes a file atomically."""
     if in_bucket(path):
         path.write_bytes(content)
         return
-    replacement = path.with_name(f"{path.name}.new")
-    replacement.write_bytes(content)
-    replacement.replace(path)
+    with replacing(path) as new:
+        new.write_bytes(content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, suffix: str = ".new") -> Iterator[Path]:
+    """Yields a path beside a local one. What is written there replaces the file at the end, or is deleted on an error.
+
+    Processes that may write at the same time need different suffixes.
+    """
+    new = path.with_name(path.name + suffix)
+    try:
+        yield new
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def files(folder: Path) -> dict[str, int]:
-    """All files below a folder, by their names from there on: their sizes."""
+    """All files below a folder: relative path → size."""
     if not in_bucket(folder):
         found = (path for path in folder.rglob("*") if path.is_file())
         return {str(path.relative_to(folder)): path.stat().st_size for path in sorted(found)}
@@ -92,7 +106,7 @@ def files(folder: Path) -> dict[str, int]:
 
 
 def move(folder: Path, target: Path) -> None:
-    """Moves a folder: at once, or in a bucket file by file."""
+    """Moves a folder: atomically, or in a bucket file by file."""
     if not in_bucket(folder):
         folder.rename(target)
         return
@@ -109,10 +123,10 @@ def delete(folder: Path, as_far_as_possible: bool = False) -> None:
 
 
 class Staged:
-    """A folder on this machine for files that grow, and their way to the workdir, if that is in a bucket."""
+    """A local folder for growing files, which are uploaded if the workdir is in a bucket."""
 
     def __init__(self, workdir: Path, names: Iterable[str]):
-        """`names`: the files that are continued."""
+        """`names`: existing files to append to."""
         self._workdir = workdir
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._stored: dict[str, int] = {}
@@ -125,7 +139,7 @@ class Staged:
                     (self.folder / name).write_bytes((workdir / name).read_bytes())
 
     def store(self) -> None:
-        """Stores what has grown."""
+        """Uploads the files that have grown."""
         if self._temporary is None:
             return
         for name, size in files(self.folder).items():
@@ -134,14 +148,14 @@ class Staged:
                 self._stored[name] = size
 
     def close(self) -> None:
-        """Stores the rest and removes the folder."""
+        """Uploads the rest and removes the folder."""
         if self._temporary is not None:
             self.store()
             self._temporary.cleanup()
 
 
 def _client() -> Any:
-    """gcsfs, as epath uses it: without a memory of what is in a bucket, because orbax writes there besides."""
+    """gcsfs as epath uses it, without its listing cache, because Orbax writes to the bucket as well."""
     import fsspec
 
     fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False

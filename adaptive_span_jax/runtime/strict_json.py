@@ -1,4 +1,4 @@
-"""JSON as every reader understands it: NaN and Infinity are not part of it, so non-finite numbers become null."""
+"""Strict JSON: it has no NaN or Infinity, so non-finite numbers become null."""
 
 import json
 import math
@@ -16,7 +16,7 @@ def finite(value: Any) -> Any:
 
 
 def dumps(value: Any, indent: int | None = None, default: Callable[[Any], Any] | None = None) -> str:
-    """A value as JSON; all files that this package writes go through here."""
+    """A value as JSON; used for all JSON that this package writes."""
     return json.dumps(finite(value), indent=indent, default=default, allow_nan=False)
 
 

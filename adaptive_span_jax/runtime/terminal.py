@@ -1,4 +1,4 @@
-"""What a user sees in the terminal: the start-up block, progress, the table at the end."""
+"""Output on the terminal: blocks of facts, progress, tables."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,13 +10,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-_LINE_EVERY_SECONDS = 30  # of long work, where there is no terminal
+_LINE_EVERY_SECONDS = 30  # progress of long work without a terminal
 
 console = Console(highlight=False, soft_wrap=True)
 
 
 def show_block(title: str, rows: dict[str, str]) -> None:
-    """A titled block of facts, one per line; never wrapped, so that commands in it can be copied."""
+    """Prints a titled block of facts, one per line, unwrapped so that commands can be copied."""
     console.print(f"[bold]{title}[/bold]")
     widest = max(len(name) for name in rows)
     for name, value in rows.items():
@@ -24,7 +24,7 @@ def show_block(title: str, rows: dict[str, str]) -> None:
 
 
 def say(message: str) -> None:
-    """One line, above the progress bar if there is one."""
+    """Prints one line, above the progress bar if there is one."""
     console.print(message, markup=False)
 
 
@@ -45,7 +45,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them."""
+    """Seconds in a readable unit."""
     minutes, hours = seconds / 60, seconds / 3600
     if seconds < 120:
         return f"{seconds:.0f} s"
@@ -53,9 +53,9 @@ def duration(seconds: float) -> str:
 
 
 class _TrainingBar(Progress):
-    """Step, total and time left, whatever the width; then as many parts of the description as fit; the bar fills up.
+    """Always shows step, total and time left, then as much of the description as fits; the bar takes the rest.
 
-    A table of rich's columns would cut all of them short in a narrow terminal, the step first.
+    In a narrow terminal, rich's own columns would all be truncated, the step first.
     """
 
     _SHORTEST_BAR = 4
@@ -88,7 +88,7 @@ class _TrainingBar(Progress):
 
 
 class TrainingProgress:
-    """A progress bar in a terminal; a plain line every so often elsewhere."""
+    """A progress bar in a terminal; elsewhere a plain line every `line_every` steps."""
 
     def __init__(self, first: int, steps: int, line_every: int):
         self._first, self._steps, self._line_every = first, steps, line_every
@@ -106,7 +106,7 @@ class TrainingProgress:
             self._progress.stop()
 
     def show(self, step: int, text: str) -> None:
-        """Step `step` is done."""
+        """Shows that step `step` is done."""
         if console.is_terminal:
             self._progress.update(self._task, completed=step, description=text)
         elif step % self._line_every == 0 or step == self._steps:
@@ -117,16 +117,16 @@ class TrainingProgress:
 
 @contextmanager
 def share_done(title: str) -> Iterator[Callable[[float], None]]:
-    """A progress bar for work whose done share is reported; without a terminal its title, and a line now and then."""
+    """A progress bar, or lines without a terminal; call the yielded function with the completed fraction."""
     if not console.is_terminal:
         say(f"{title} …")
-        started = said = time.monotonic()
+        started = printed = time.monotonic()
 
         def show(share: float) -> None:
-            nonlocal said
+            nonlocal printed
             now = time.monotonic()
-            if now - said >= _LINE_EVERY_SECONDS and 0 < share < 1:
-                said = now
+            if now - printed >= _LINE_EVERY_SECONDS and 0 < share < 1:
+                printed = now
                 left = (now - started) * (1 - share) / share
                 say(f"{title}: {int(100 * share)} %, {duration(left)} left")
 
@@ -141,7 +141,7 @@ def share_done(title: str) -> Iterator[Callable[[float], None]]:
 
 @contextmanager
 def waiting(title: str) -> Iterator[None]:
-    """A turning sign and the time for work that reports nothing; without a terminal only its title is printed."""
+    """A spinner with the elapsed time, for work without progress reports; without a terminal only the title."""
     if not console.is_terminal:
         say(f"{title} …")
         yield
@@ -153,7 +153,7 @@ def waiting(title: str) -> Iterator[None]:
 
 
 def show_table(columns: list[str], rows: list[list[str]]) -> None:
-    """A plain table, numbers to the right; never wrapped, so that it can be copied."""
+    """Prints a plain table with numbers right-aligned, unwrapped so that it can be copied."""
     widths = [max(len(row[index]) for row in [columns, *rows]) for index in range(len(columns))]
     for number, row in enumerate([columns, *rows]):
         first, *others = (

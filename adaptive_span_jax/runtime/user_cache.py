@@ -1,4 +1,4 @@
-"""The user's cache: prepared data, and compiled programs, so that a second start need not compile again."""
+"""The user's cache: prepared data and compiled programs."""
 
 import os
 from pathlib import Path
@@ -10,10 +10,10 @@ def directory() -> Path:
 
 
 def keep_compiled() -> None:
-    """Lets JAX keep compiled programs here, unless it has been told of another place (`JAX_COMPILATION_CACHE_DIR`).
+    """Enables JAX's compilation cache in this directory, unless `JAX_COMPILATION_CACHE_DIR` is set.
 
-    Entries are named by a hash of program, compiler and device; of several processes that work together one writes. An
-    entry that is damaged is compiled anew.
+    Entries are keyed by a hash of program, compiler and device. Of several connected processes only one writes. A
+    damaged entry is recompiled.
     """
     import jax
 

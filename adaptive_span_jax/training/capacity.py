@@ -1,4 +1,4 @@
-"""Whether training fits into memory, before anything is allocated."""
+"""Checks whether training fits into memory before anything is allocated."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from adaptive_span_jax.training.state import TrainState
 
 
 def check_training(config: Config, state: TrainState, mesh: Mesh) -> None:
-    """Refuses a training, `state` being its abstract state, that needs more memory than there is."""
+    """Raises if training from the abstract `state` needs more memory than there is."""
     train, streams = config.train, config.evaluate.batch_size
     vocabulary = state.params["embedding_VD"].shape[0]
     state_bytes, memory_bytes = sharding.bytes_per_device(state), sharding.bytes_per_device(state.memory)
@@ -34,7 +34,7 @@ def check_training(config: Config, state: TrainState, mesh: Mesh) -> None:
         ),
     }
     check(mesh, "training", parameters | memory | step)
-    # Evaluation comes between two steps: the state stays, gradients and activations are gone.
+    # Evaluation runs between two steps: the state is alive, gradients and activations are not.
     shapes: Any = jax.eval_shape(lambda: transformer.init_memory(config, streams))
     memory_here = jax.tree.map(placed, shapes, memory_sharding(mesh, streams))
     streams_fields = named_fields(config, "evaluate.batch_size")

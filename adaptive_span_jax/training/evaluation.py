@@ -1,7 +1,7 @@
-"""What a text costs under a model, in bits per symbol: by the published protocol, or exactly.
+"""The score of a text in bits per symbol, by the published or the exact protocol.
 
-While training, weights and spans change: `score` runs the model as training does, compiled once. For weights that no
-longer change, `inference/scoring.py` gives the same number, faster.
+`score` runs the model as training does, compiled once although weights and spans change. For fixed weights,
+`inference/scoring.py` computes the same score faster.
 """
 
 import math
@@ -21,7 +21,7 @@ from adaptive_span_jax.runtime import sharding
 from adaptive_span_jax.training import objective
 from adaptive_span_jax.training.step import EvalStep
 
-# published: equal streams, whole segments, the rest unscored. exact: every token but the very first is scored once.
+# published: equal streams, whole segments, the rest unscored. exact: every token except the first is scored once.
 # Both start every stream from empty memory.
 PROTOCOLS: dict[str, Callable[[np.ndarray, int, int], Iterator[ScoredSegment]]] = {
     "published": whole_segments,
@@ -34,7 +34,7 @@ class Score(NamedTuple):
 
     nats: float  # mean negative log-likelihood per scored token
     tokens: int
-    z_LH: np.ndarray  # each head's z in positions, averaged over the scored text where it differs between tokens
+    z_LH: np.ndarray  # each head's z in positions, averaged over the scored tokens if it depends on the token
 
     @property
     def bits(self) -> float:
@@ -56,14 +56,14 @@ def score(
     mesh: Mesh,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> Score:
-    """Scores a text. `on_progress` hears which share of it is done."""
+    """The score of a text. `on_progress` is called with the completed fraction."""
     segments, streams = cut_segments(config, ids, protocol), config.evaluate.batch_size
     memory = jax.jit(lambda: transformer.init_memory(config, streams), out_shardings=memory_sharding(mesh, streams))()
     return total_score(params, memory, segments, eval_step, mesh, on_progress)
 
 
 def check_streams(config: Config, ids: np.ndarray, protocol: str, name: str = "the text") -> None:
-    """Refuses more streams than a text has room for: one whole segment each (published), or one target (exact)."""
+    """Raises if the text is too short for the streams: each needs a whole segment (published) or one target (exact)."""
     streams, segment = config.evaluate.batch_size, config.train.segment
     if protocol == "published":
         most, least = ids.size // (segment + 1), f"a segment of {segment} (config.train.segment) and its last target"
@@ -72,7 +72,7 @@ def check_streams(config: Config, ids: np.ndarray, protocol: str, name: str = "t
     if streams > most:
         advice = f"make it at most {most}" if most else "use more text"
         raise UserError(
-            f"config.evaluate.batch_size is {streams}, but {name} has only {ids.size:,} tokens and by the {protocol} "
+            f"config.evaluate.batch_size is {streams}, but {name} has only {ids.size:,} tokens, and in the {protocol} "
             f"protocol each stream needs {least}; {advice}"
         )
 
@@ -91,17 +91,17 @@ def total_score(
     mesh: Mesh,
     on_progress: Callable[[float], None],
 ) -> Score:
-    """The score over segments that `eval_step` reads one after the other, from `memory` on."""
+    """The score over segments, which `eval_step` reads in order, starting from `memory`."""
     sums = []
     for number, segment in enumerate(segments):
         memory, found = eval_step(params, memory, sharding.place_segment(mesh, segment))
         sums.append(found)
         if number:
-            # Waiting for the segment before keeps the host one step ahead of the devices, and no further.
+            # Waiting for the previous segment keeps the host at most one step ahead of the devices.
             jax.block_until_ready(sums[number - 1])
             on_progress(number / len(segments))
     scored = [int(segment.scored_BT.sum()) for segment in segments]
     tokens = sum(scored)
-    # Each sum is over one segment; adding them up in float64 keeps the digits of a five-million-token mean.
+    # Each sum is over one segment. float64 keeps the precision of a mean over five million tokens.
     nats, z_LH = (np.asarray(each, np.float64) for each in zip(*jax.device_get(sums), strict=True))
     return Score(float(nats.sum()) / tokens, tokens, np.average(z_LH, axis=0, weights=scored))

@@ -1,10 +1,9 @@
-"""The training loop: one function over explicit values. Read it top to bottom and know what happens.
+"""The training loop: one function over explicit values.
 
-    segment → train_step → its metrics, one step later → log
-                        └→ every so often: dev evaluation, checkpoint
+    segment → train_step → metrics, fetched one step later → log
+                        └→ at intervals: dev evaluation, checkpoint
 
-Nothing here knows where a run is kept or what the terminal shows: set-up, resuming, the final evaluation and the report
-are `commands/train.py`.
+Set-up, resuming, the final evaluation and the report are in `commands/train.py`.
 """
 
 from collections.abc import Callable
@@ -24,12 +23,12 @@ from adaptive_span_jax.training.step import TrainStep
 
 
 class Progress(NamedTuple):
-    """How far a run has come."""
+    """The state of a run between two steps."""
 
     step: int
     state: TrainState
     position: Position  # in the text, of the next segment
-    dev: Score | None = None  # if dev was evaluated after this very step
+    dev: Score | None = None  # if dev was evaluated after this step
 
 
 def train(
@@ -47,7 +46,7 @@ def train(
     interrupt: Interrupt,
 ) -> Progress:
     """Trains to the config's last step, or until a signal; the state in `progress` is donated."""
-    running = None  # the metrics of a step that has not been waited for
+    running = None  # the metrics of the step in progress
     for number in range(progress.step + 1, config.train.steps + 1):
         if interrupt.poll():
             break
@@ -59,14 +58,14 @@ def train(
         state, metrics = train_step(state, placed)
         progress = Progress(number, state, position)
 
-        # Only now, with this step under way, is the one before waited for: devices never wait for the host.
+        # Wait for the previous step only after dispatching this one, so that devices never wait for the host.
         if running is not None:
             recorder.finalize_step(number - 1, running)
         running = metrics
 
         evaluating = number % config.evaluate.every_steps == 0 or number == config.train.steps
         saving = checkpoints.due(number)
-        if evaluating or saving:  # both wait for this step anyway, and its log line belongs before them
+        if evaluating or saving:  # both wait for this step anyway, and its log line comes first
             recorder.finalize_step(number, metrics)
             running = None
         if evaluating:

@@ -1,4 +1,4 @@
-"""What training writes down: `metrics.jsonl` and `spans.jsonl` for programs, TensorBoard events for people."""
+"""The logs of a run: `metrics.jsonl`, `spans.jsonl` and TensorBoard events."""
 
 import contextlib
 import math
@@ -20,7 +20,7 @@ SpanPicture = Callable[[np.ndarray, int, int], np.ndarray]  # z_LH, ramp, limit 
 
 
 class Window:
-    """The steps since the last line of the log, and the seconds that went by outside of them."""
+    """Averages over the steps since the last log line."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -30,44 +30,44 @@ class Window:
         self._started = time.perf_counter()
 
     def add(self, nats: float) -> None:
-        """One more step is done. A loss that is not finite counts for the time only."""
+        """Adds a step. A non-finite loss counts only for the time."""
         self.steps += 1
         if math.isfinite(nats):
             self._nats += nats
             self._finite += 1
 
     def wait(self, seconds: float) -> None:
-        """The next segment took this long to fetch, and a step could not start before."""
+        """Adds time spent fetching a segment, during which no step could start."""
         self._waited += seconds
 
     def pause(self, seconds: float) -> None:
-        """This long something else than training was done."""
+        """Adds time not spent on training."""
         self._paused += seconds
 
     @property
     def nats(self) -> float:
-        """The mean over the steps."""
+        """The mean loss over the steps."""
         return self._nats / self._finite if self._finite else math.nan
 
     @property
     def seconds_per_step(self) -> float:
-        """Training time only."""
+        """The training time per step."""
         return (time.perf_counter() - self._started - self._paused) / self.steps
 
     @property
     def input_share(self) -> float:
-        """The share of training time that went into fetching segments."""
+        """The fraction of training time spent fetching segments."""
         return self._waited / (self.seconds_per_step * self.steps)
 
 
 class MetricsLog:
-    """Appends to the logs of a run; on resuming, what was logged after the checkpoint is taken back first.
+    """Appends to the logs of a run. When resuming, lines after the checkpoint are removed first.
 
-    Without a workdir nothing is written: another host does it.
+    Without a workdir nothing is written, because another host does it.
     """
 
     def __init__(self, workdir: Path | None, resumed_at: int, draw_spans: SpanPicture | None = None):
-        """`draw_spans` makes TensorBoard's picture of the spans: drawing is the report's business."""
+        """`draw_spans` draws the spans for TensorBoard; it is passed in because training does not import the report."""
         self._draw_spans = draw_spans
         self._tensorboard: SummaryWriter | None = None
         self.staged: storage.Staged | None = None
@@ -77,14 +77,14 @@ class MetricsLog:
         folder = self.staged.folder
         self._metrics, self._spans = folder / "metrics.jsonl", folder / "spans.jsonl"
         for path in (self._metrics, self._spans):
-            _take_back(path, resumed_at)
+            _remove_lines_after(path, resumed_at)
         self._tensorboard = SummaryWriter(str(folder / "tensorboard"), purge_step=resumed_at + 1, flush_secs=10)
         writer: Any = self._tensorboard.file_writer
         events = writer.event_writer._ev_writer
-        events._py_recordio_writer = _Forgiving(events._py_recordio_writer)
+        events._py_recordio_writer = _ErrorTolerantFile(events._py_recordio_writer)
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
-        """One line and one TensorBoard point per number."""
+        """Writes one line, and one TensorBoard point per number."""
         if self._tensorboard is None:
             return
         _append(self._metrics, {"step": step, **scalars})
@@ -93,7 +93,7 @@ class MetricsLog:
                 self._tensorboard.add_scalar(name, value, step)
 
     def write_spans(self, step: int, z_LH: np.ndarray, ramp: int, limit: int) -> None:
-        """The heads' spans: one line with z in positions, a histogram per layer, a heat map."""
+        """Writes the heads' spans: one line with z in positions, a histogram per layer, a heat map."""
         if self._tensorboard is None:
             return
         _append(self._spans, {"step": step, "z_LH": np.round(z_LH.astype(np.float64), 1).tolist()})
@@ -103,7 +103,7 @@ class MetricsLog:
             self._tensorboard.add_image("spans", self._draw_spans(z_LH, ramp, limit), step, dataformats="HWC")
 
     def write_text(self, step: int, name: str, text: str) -> None:
-        """A remark, for TensorBoard's text page."""
+        """Writes a text to TensorBoard."""
         if self._tensorboard is not None:
             self._tensorboard.add_text(name, text, step)
 
@@ -112,17 +112,17 @@ class MetricsLog:
         return ([], []) if self.staged is None else (read_lines(self._metrics), read_lines(self._spans))
 
     def close(self) -> None:
-        """Writes out what TensorBoard still holds."""
+        """Flushes and closes the logs."""
         if self._tensorboard is not None:
             self._tensorboard.close()
         if self.staged is not None:
             self.staged.close()
 
 
-class _Forgiving:
-    """A file of TensorBoard events that leaves out what a full disk does not take.
+class _ErrorTolerantFile:
+    """A file of TensorBoard events that ignores write errors such as a full disk.
 
-    tensorboardX writes in a thread. An error would end it, and training would wait forever to hand it the next point.
+    tensorboardX writes in a thread. An error would end it, and training would wait forever on its full queue.
     """
 
     def __init__(self, file: Any):
@@ -142,9 +142,9 @@ class _Forgiving:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log, in the order of their steps; one that a kill cut off is left out.
+    """The lines of a log, ordered by step, without a line that was truncated by a kill.
 
-    A number that was not finite when it was written is left out of its line: whatever is there is a number.
+    Numbers that were non-finite (null) are removed from their lines.
     """
     if not path.exists():
         return []
@@ -158,30 +158,29 @@ def _append(path: Path, line: dict[str, Any]) -> None:
         with path.open("a") as file:
             file.write(strict_json.dumps(line) + "\n")
     except OSError as error:
-        terminal.say(f"warning: step {line['step']:,} is missing in {path} ({error.strerror})")
+        terminal.say(f"warning: could not write step {line['step']:,} to {path} ({error.strerror})")
 
 
-def _take_back(path: Path, resumed_at: int) -> None:
-    """Removes what was logged after a step."""
+def _remove_lines_after(path: Path, resumed_at: int) -> None:
+    """Removes the lines after a step."""
     if path.exists():
         kept = [line for line in path.read_text().splitlines() if _step_of(line) <= resumed_at]
         storage.write_text(path, "".join(line + "\n" for line in kept))
 
 
 def _step_of(line: str) -> float:
-    # A line cut off by a kill is dropped like one from after the checkpoint.
+    # A truncated line is treated like one after the checkpoint.
     try:
         return strict_json.loads(line)["step"]
     except (ValueError, KeyError, TypeError):
         return float("inf")
 
 
-def utilisation(config: Config, average_span: float, tokens_per_second: float, devices: list[jax.Device]) -> float:
-    """The share of the devices' peak that training uses; not a number where the peak is not known.
+def utilization(config: Config, average_span: float, tokens_per_second: float, devices: list[jax.Device]) -> float:
+    """The model FLOPs utilization (MFU) of training; NaN if the devices' peak is unknown.
 
-    Only what the model needs counts, by the paper's formula: two operations per multiply-add, and a backward pass of
-    twice the forward pass. What is computed besides (position scores, masked-out corners, layers computed again, the
-    output layer) does not.
+    Counts what the model needs by the paper's formula, with two FLOPs per multiply-add and a backward pass of twice the
+    forward pass. Position scores, masked parts of tiles, rematerialization and the output layer are not counted.
     """
     peaks = chips.PEAK.get(devices[0].device_kind)
     if peaks is None or config.model.compute_dtype == "float64":

@@ -1,4 +1,4 @@
-"""What training minimises and what people report: the negative log-likelihood in nats, and in bits."""
+"""The training objective, and the negative log-likelihood in nats and bits."""
 
 import math
 
@@ -27,14 +27,14 @@ def bits(nats: float) -> float:
 
 
 def perplexity(nats: float) -> float:
-    """Nats per symbol → perplexity; infinite where a float cannot hold it."""
+    """Nats per symbol → perplexity; infinite on overflow."""
     return math.inf if bits(nats) >= 1024 else 2 ** bits(nats)
 
 
 def objective(
     config: Config, params: transformer.Params, segment: Segment, memory: Memory, dropout: Dropout | None
 ) -> tuple[jax.Array, tuple[transformer.Prediction, jax.Array, jax.Array]]:
-    """What training minimises, and (prediction, mean nats, penalty in nats)."""
+    """(the training loss, (prediction, mean nats, penalty in nats))."""
     prediction = transformer.apply(config, params, segment.tokens_BT, memory, dropout)
     nats = nats_BT(prediction.logits_BTV, segment.targets_BT).mean()
     penalty_nats = config.span.penalty * prediction.penalty

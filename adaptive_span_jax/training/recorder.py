@@ -1,4 +1,4 @@
-"""What is known of a running training: every step is waited for, counted, shown and, every so often, logged."""
+"""Records training: waits for each step, counts and shows it, and logs metrics at intervals."""
 
 import contextlib
 import math
@@ -13,13 +13,13 @@ from jax.sharding import Mesh
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.model import span
 from adaptive_span_jax.training import objective
-from adaptive_span_jax.training.metrics import MetricsLog, Window, utilisation
+from adaptive_span_jax.training.metrics import MetricsLog, Window, utilization
 from adaptive_span_jax.training.nonfinite_steps import NonFiniteSteps
 from adaptive_span_jax.training.step import Metrics
 
 
 class Recorder:
-    """Takes the metrics of steps, in order. `show` is told each finished step with a line of text."""
+    """Takes the metrics of steps, in order. `show` is called with each finished step and a line of text."""
 
     def __init__(
         self,
@@ -36,20 +36,20 @@ class Recorder:
 
     @contextlib.contextmanager
     def fetching(self) -> Iterator[None]:
-        """Around fetching the next segment, which a step cannot start before."""
+        """A context for fetching the next segment, which a step has to wait for."""
         started = time.perf_counter()
         yield
         self._window.wait(time.perf_counter() - started)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Around work that is not training."""
+        """A context for work other than training."""
         started = time.perf_counter()
         yield
         self._window.pause(time.perf_counter() - started)
 
     def finalize_step(self, step: int, metrics: Metrics) -> None:
-        """Waits for a step, counts, shows and logs it; raises if too many in a row were non-finite."""
+        """Waits for a step, then counts, shows and logs it; raises after too many consecutive non-finite ones."""
         metrics = jax.device_get(metrics)
         self.nonfinite_steps.count(step, bool(metrics.good))
         self._window.add(float(metrics.nats))
@@ -85,10 +85,10 @@ class Recorder:
             "published_multiply_adds_per_token": float(metrics.cost.published),
             "tokens_per_second": tokens,
             "tokens_per_second_per_device": tokens / self._mesh.size,
-            "flops_utilisation": utilisation(self._config, average, tokens, list(self._mesh.devices.flat)),
+            "flops_utilisation": utilization(self._config, average, tokens, list(self._mesh.devices.flat)),
             "input_share": self._window.input_share,
         }
-        # After a non-finite step some numbers are not finite, and not every device's peak is known.
+        # After a non-finite step some numbers are not finite, and the peak of some devices is unknown.
         self.log.write(step, {name: value for name, value in scalars.items() if math.isfinite(value)})
         if np.isfinite(z_LH).all():
             self.log.write_spans(step, z_LH, ramp, limit)

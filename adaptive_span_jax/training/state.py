@@ -1,4 +1,4 @@
-"""Everything on the devices that a training step changes, and how it is made: shapes, then shardings, then values."""
+"""The device state that a train step changes, and how it is created: shapes, then shardings, then values."""
 
 import dataclasses
 import operator
@@ -17,7 +17,7 @@ from adaptive_span_jax.model import transformer
 from adaptive_span_jax.model.memory import Memory, memory_sharding
 from adaptive_span_jax.runtime import sharding, terminal
 
-# 16 TiB, far more than any run of this model needs: a mistyped number, not a wish.
+# 16 TiB is far more than any run of this model needs, so a larger size is a typo.
 _LARGEST_BYTES = 2**44
 _SIZES = ("model.layers", "model.width", "model.feedforward", "span.limit", "train.batch_size")
 
@@ -25,7 +25,7 @@ _SIZES = ("model.layers", "model.width", "model.feedforward", "span.limit", "tra
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """The state between two steps. The position in the text is kept beside it, on the host."""
+    """The state between two steps. The position in the text is kept separately, on the host."""
 
     step: jax.Array
     params: transformer.Params
@@ -34,8 +34,8 @@ class TrainState:
 
 
 def abstract_state(config: Config, vocabulary: int, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-    """The state's shapes, types and shardings, without any values; refuses sizes that cannot be meant."""
-    _check_size(config, max(operator.attrgetter(name)(config) for name in _SIZES))  # which JAX may fail to describe
+    """The state's shapes, dtypes and shardings, without values; raises if the size is unreasonable."""
+    _check_size(config, max(operator.attrgetter(name)(config) for name in _SIZES))  # too large for eval_shape
     shapes = jax.eval_shape(lambda: _init(config, vocabulary, optimizer))
     _check_size(config, sharding.total_bytes(shapes))
     shardings = dataclasses.replace(
@@ -48,7 +48,7 @@ def abstract_state(config: Config, vocabulary: int, optimizer: optax.GradientTra
 
 
 def create_state(config: Config, vocabulary: int, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-    """The state before the first step, made on the devices where it will stay."""
+    """The state before the first step, created directly with its shardings."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(config, vocabulary, optimizer, mesh))
     return jax.jit(lambda: _init(config, vocabulary, optimizer), out_shardings=shardings)()
 
@@ -63,23 +63,23 @@ def _check_size(config: Config, needed: int) -> None:
     if needed > _LARGEST_BYTES:
         values = (f"config.{name} is {operator.attrgetter(name)(config):,}" for name in _SIZES)
         raise UserError(
-            f"parameters, optimizer state and memory would take at least {terminal.size(needed)}, which cannot be "
-            f"meant: {', '.join(values)}; make one of them smaller"
+            f"parameters, optimizer state and memory would take at least {terminal.size(needed)}: "
+            f"{', '.join(values)}; reduce the one that is wrong"
         )
 
 
 def _stacked(path: tuple) -> bool:
-    """Whether an array of the state has a leading axis of layers: parameters and what the optimizer keeps of them."""
+    """Whether a parameter, or its optimizer state, has a leading axis of layers."""
     return any(getattr(key, "key", None) == transformer.LAYERS for key in path)
 
 
 def to_trees(state: TrainState) -> dict[str, Any]:
-    """The state's arrays by the names that checkpoints give them."""
+    """The state's arrays under their names in checkpoints."""
     return {"params": state.params, "optimizer": state.opt_state, "memory": state.memory}
 
 
 def restore_state(checkpoints: Checkpoints, step: int, abstract: TrainState) -> TrainState:
-    """The state of a checkpoint, placed like `abstract`."""
+    """The state of a checkpoint, with the shardings of `abstract`."""
     trees = checkpoints.restore(step, to_trees(abstract))
     number = jax.device_put(np.asarray(step, abstract.step.dtype), abstract.step.sharding)
     return TrainState(number, trees["params"], trees["optimizer"], trees["memory"])

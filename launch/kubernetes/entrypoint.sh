@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a pod runs. After SIGTERM main.py saves and ends with 0; to Kubernetes that would mean that training is complete.
+# The entry point of a pod. After SIGTERM main.py saves and exits with 0, which Kubernetes would take for a completed run.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
 
@@ -10,7 +10,7 @@ child=$!
 while true; do
   wait "$child"
   code=$?
-  kill -0 "$child" 2>/dev/null || break # else it was the signal that ended the waiting
+  kill -0 "$child" 2>/dev/null || break # otherwise the signal interrupted the wait
 done
 if "$stopped"; then exit 143; fi
 exit "$code"

@@ -1,8 +1,9 @@
-"""Checkpoints: what is in them, who can read them, on which devices, and what happens when one cannot be written."""
+"""Checkpoints: their content, reading them with other libraries and on other devices, and failed saves."""
 
 import contextlib
 import dataclasses
 import errno
+import functools
 import json
 import os
 import subprocess
@@ -22,14 +23,14 @@ import adaptive_span_jax
 from adaptive_span_jax.checkpoint import sealing
 from adaptive_span_jax.checkpoint.manager import Checkpoints
 from adaptive_span_jax.commands import train
-from adaptive_span_jax.data.segments import Position, Streams
+from adaptive_span_jax.data.segments import Position
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.runtime import sharding
-from adaptive_span_jax.training import step
 from adaptive_span_jax.training.optimizer import make_optimizer
 from adaptive_span_jax.training.state import TrainState, abstract_state, create_state, restore_state, to_trees
 from tests.conftest import tiny_config
 from tests.support.checkpoints import ABOUT, VOCABULARY, make_state, names, one_device_mesh, save
+from tests.support.training import run_steps
 
 TEXT = np.random.default_rng(2).integers(0, VOCABULARY, 1500).astype(np.uint8)
 
@@ -93,7 +94,7 @@ def test_reads_without_this_package(tmp_path, state):
     assert (fields["config"], fields["learning_rate"], fields["nonfinite_steps"]) == ({"seed": 5}, 0.07, 3)
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, capsys, monkeypatch):
+def test_training_continues_while_a_checkpoint_is_written(tmp_path, capsys, monkeypatch):
     """What is written is the state as it was, although its arrays are given away at once."""
     disk, seal = threading.Event(), sealing.seal
     monkeypatch.setattr(sealing, "seal", lambda *place: disk.wait(60) and seal(*place))
@@ -138,30 +139,14 @@ def test_the_best_is_the_best_of_those_evaluated_on_the_same_tokens(tmp_path, st
     assert checkpoints.choose("best") == 3, "written before there was a limit"
 
 
-def test_another_number_of_devices_goes_on_with_the_same_training(tmp_path):
+def test_another_number_of_devices_continues_the_same_training(tmp_path):
     """8 → 2 → 1 → 8 devices, shared out differently, memory and position included, beside one run on 8."""
     config = tiny_config(model={"dropout": 0.2, "attention": "plain"}, train={"batch_size": 8, "segment": 13})
     optimizer = make_optimizer(config.train)
-    streams = Streams(TEXT, 8, 13, config.seed)
+    run = functools.partial(run_steps, config, ids=TEXT, vocabulary=VOCABULARY)
+    expected = run(sharding.make_mesh(), 24).nats
 
-    def run(mesh, state, position, count):
-        train_step, reset_memory, nats = (
-            step.make_train_step(config, optimizer, state, mesh),
-            step.make_reset_memory(state),
-            [],
-        )
-        for _ in range(count):
-            if position.fresh:
-                state = reset_memory(state)
-            segment, position = streams.take(position)
-            state, metrics = train_step(state, sharding.place_segment(mesh, segment))
-            nats.append(float(metrics.nats))
-        return state, position, nats
-
-    start = create_state(config, VOCABULARY, optimizer, sharding.make_mesh())
-    _, _, expected = run(sharding.make_mesh(), start, Position(), 24)
-
-    state, position, found = create_state(config, VOCABULARY, optimizer, sharding.make_mesh()), Position(), []
+    state, position, found = None, None, []
     for devices, fsdp in ((8, 1), (2, 2), (1, 1), (8, 1)):
         mesh = sharding.make_mesh(jax.devices()[:devices], fsdp)
         checkpoints = Checkpoints(tmp_path, config.checkpoint)
@@ -169,9 +154,10 @@ def test_another_number_of_devices_goes_on_with_the_same_training(tmp_path):
             state = restore_state(checkpoints, number, abstract_state(config, VOCABULARY, optimizer, mesh))
             position = checkpoints.describe(number).position
             assert int(state.memory.filled) > 0
-        state, position, nats = run(mesh, state, position, 6)
-        found += nats
+        nats, _, state, position = run(mesh, 6, state=state, position=position)
+        found += nats.tolist()
         save(checkpoints, state, len(found), position=position)
+    assert position
     assert position.epoch > 0
     assert_allclose(found, expected, rtol=1e-5)
 
@@ -204,8 +190,8 @@ def test_damage_is_named_and_set_aside_and_the_one_before_is_used(tmp_path, stat
     assert names(tmp_path / "damaged") == ["4"], "never reported as saved, so deleted"
     printed = capsys.readouterr().out
     assert f"the checkpoint of step 4 is damaged: {file}" in printed
-    assert f"set aside: {tmp_path}/damaged/4" in printed
-    assert "5.unfinished.orbax-checkpoint-tmp was never reported as saved" in printed
+    assert f"moved it to {tmp_path}/damaged/4" in printed
+    assert "deleted 5.unfinished.orbax-checkpoint-tmp: a process was killed while writing it" in printed
     save(writer, state, 4)
     assert Checkpoints(tmp_path, config).newest() == 4
 
@@ -241,8 +227,8 @@ def test_a_fallback_that_was_damaged_meanwhile_is_found_at_the_next_save(tmp_pat
     assert names(tmp_path) == ["1", "3", "damaged"]
     assert names(tmp_path / "damaged") == ["2"]
     printed = capsys.readouterr().out
-    assert "warning: the checkpoint of step 2 is damaged: _CHECKPOINT_METADATA is not what was written" in printed
-    assert f"it is set aside: {tmp_path}/damaged/2" in printed
+    assert "warning: the checkpoint of step 2 is damaged: _CHECKPOINT_METADATA has changed" in printed
+    assert f"moved it to {tmp_path}/damaged/2" in printed
     # The older one is looked at, too, when it becomes the fallback.
     flip(tmp_path / "1" / "_CHECKPOINT_METADATA", place=5)
     flip(tmp_path / "3" / "_CHECKPOINT_METADATA", place=5)
@@ -289,7 +275,7 @@ def full_disk(monkeypatch):
     return full
 
 
-def test_a_failed_save_leaves_the_last_good_one_and_goes_on(tmp_path, state, capsys, full_disk):
+def test_a_failed_save_leaves_the_last_good_one_and_training_continues(tmp_path, state, capsys, full_disk):
     config = dataclasses.replace(tiny_config().checkpoint, keep=1)
     checkpoints = Checkpoints(tmp_path, config)
     save(checkpoints, state, 3)
@@ -300,7 +286,7 @@ def test_a_failed_save_leaves_the_last_good_one_and_goes_on(tmp_path, state, cap
     checkpoints.wait_if_overdue(5)
     checkpoints.save(to_trees(state), dataclasses.replace(ABOUT, step=5))
     with pytest.raises(
-        UserError, match=r"step 5 could not be written .*\(No space left on device\); that of step 3 is"
+        UserError, match=r"step 5 could not be written .*\(No space left on device\); the newest checkpoint is step 3"
     ):
         checkpoints.finish()
     printed = capsys.readouterr().out
@@ -319,7 +305,9 @@ def test_a_failed_save_stops_the_run_if_so_configured(tmp_path, full_disk):
     fields: Any = {"checkpoint": {"every_steps": 6, "on_failure": "stop"}, "model": {"attention": "plain"}}
     assert train.train(tiny_config(train={"steps": 5}, **fields), tmp_path, "command") == 0
     full_disk.append(True)
-    with pytest.raises(UserError, match=r"step 10 could not be written .* that of step 5 is safe\. Make room"):
+    with pytest.raises(
+        UserError, match=r"step 10 could not be written .* the newest checkpoint is step 5\. Free some disk space"
+    ):
         train.train(tiny_config(train={"steps": 10_000}, **fields), tmp_path, "command")
     assert names(tmp_path / "checkpoints") == ["5"]
     full_disk.clear()

@@ -1,4 +1,4 @@
-"""When saves begin, and when training waits for one."""
+"""When saves start, and when training waits for one."""
 
 import dataclasses
 import threading

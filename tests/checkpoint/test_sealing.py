@@ -1,4 +1,4 @@
-"""Folders that are whole or not there: any damage is found, nothing is lost, names say what a folder is."""
+"""Sealed folders: damage is detected, nothing is lost, and the name of a folder gives its state."""
 
 import os
 import subprocess
@@ -105,7 +105,7 @@ def test_a_deletion_that_was_cut_short_is_finished_and_nothing_else(tmp_path):
 
 
 def test_verify_tells_whole_from_damaged(tmp_path, capsys):
-    with pytest.raises(UserError, match="no checkpoints to verify; name the workdir of a run"):
+    with pytest.raises(UserError, match="no checkpoints to verify; pass the workdir of a run"):
         verify.verify(tmp_path)
     directory = tmp_path / "checkpoints"
     make_sealed(directory, 5)
@@ -113,10 +113,10 @@ def test_verify_tells_whole_from_damaged(tmp_path, capsys):
     make_sealed(directory, 8).rename(directory / "8.unfinished")
     assert verify.verify(tmp_path) == 0
     printed = capsys.readouterr().out
-    for expected in ("step 5 ", "whole", "damaged/6", "set aside earlier", "8.unfinished", "unfinished:"):
+    for expected in ("step 5 ", "intact", "damaged/6", "set aside earlier", "8.unfinished", "unfinished:"):
         assert expected in printed
     (make_sealed(directory, 7) / "a").write_bytes(b"two")
     before = sorted(directory.rglob("*"))
     assert verify.verify(tmp_path) == 1
-    assert "damaged: a is not what was written" in capsys.readouterr().out
+    assert "damaged: a has changed" in capsys.readouterr().out
     assert sorted(directory.rglob("*")) == before

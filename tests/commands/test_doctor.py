@@ -1,4 +1,4 @@
-"""The self-check: each thing that can be wrong is found and named."""
+"""The doctor detects and names each problem."""
 
 import os
 import subprocess
@@ -90,7 +90,7 @@ def test_a_workdir_on_a_full_disk_keeps_no_probe(tmp_path, monkeypatch):
 def test_a_wrong_archive_is_found_without_preparing(tmp_path):
     (tmp_path / "enwik8").write_bytes(b"another text")
     fields = {"source": "enwik8", "archive": str(tmp_path / "enwik8"), "directory": str(tmp_path / "d"), "max_bytes": 0}
-    with pytest.raises(UserError, match="found 12 bytes with SHA-256"):
+    with pytest.raises(UserError, match="got 12 bytes with SHA-256"):
         doctor.check_data(tiny_config(data=fields))
     assert tree(tmp_path) == ["enwik8"]
 
@@ -135,7 +135,7 @@ def test_devices_that_do_not_add_up_are_refused():
     def broken_last_device(shares):
         return jax.numpy.where(jax.numpy.arange(shares.size) == mesh.size - 1, 0, shares).sum()
 
-    with pytest.raises(UserError, match=r"8 devices added up 1 each and found 7\.0; restart the machine"):
+    with pytest.raises(UserError, match=r"8 devices summed a 1 each and got 7\.0; restart the machine"):
         doctor.check_sum(mesh, broken_last_device)
 
 
@@ -150,7 +150,7 @@ def test_hosts_that_differ_are_named(monkeypatch):
     difference = 0
     doctor.same_on_all_hosts("text", "abc")
     difference = 1
-    with pytest.raises(UserError, match="the text of processes 2 differ from those of process 0"):
+    with pytest.raises(UserError, match="text of processes 2 and of process 0 differ"):
         doctor.same_on_all_hosts("text", "abc")
 
 
@@ -164,12 +164,12 @@ def test_missing_packages_are_named(monkeypatch):
     ("section", "field", "value"),
     [("model", "layers", 4_000_000_000), ("model", "width", 40_000_000), ("model", "feedforward", 10**19)],
 )
-def test_sizes_that_cannot_be_meant_are_named(tmp_path, capsys, section, field, value):
+def test_sizes_that_must_be_typos_are_named(tmp_path, capsys, section, field, value):
     config = tiny_config(**{section: {field: value}}, train={"batch_size": 8})
     assert doctor.doctor(config, tmp_path / "run", expected=8) == 2
     failed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAILED")]
     assert [line.split(":")[0] for line in failed] == ["FAILED  workdir", "FAILED  training step"]
     for line in failed:
-        assert "cannot be meant" in line
+        assert "would take at least" in line
         assert f"config.{section}.{field} is {value:,}" in line
         assert "GiB" not in line

@@ -1,4 +1,4 @@
-"""Each mode takes the flags that it uses, refuses all others by name, and `--help` says which is which."""
+"""Each mode accepts the flags that it uses and rejects all others by name; `--help` lists them."""
 
 import pytest
 
@@ -26,11 +26,11 @@ SOME = {field for fields in OF_EACH.values() for field in fields.split()}
 @pytest.mark.parametrize("mode", OF_EACH)
 def test_a_mode_takes_its_own_fields_and_no_others(mode):
     allowed = set(OF_EACH[mode].split())
-    modes.refuse_unused(mode, [], allowed)
+    modes.reject_unused(mode, [], allowed)
     if modes.MODES[mode].fields != ("FIELD",):
         for field in SOME - allowed:
-            with pytest.raises(UserError, match=f"--config.{field} is not used by --mode={mode}, which takes"):
-                modes.refuse_unused(mode, [], [field])
+            with pytest.raises(UserError, match=f"--mode={mode} does not use --config.{field}: it accepts"):
+                modes.reject_unused(mode, [], [field])
 
 
 @pytest.mark.parametrize(
@@ -38,18 +38,30 @@ def test_a_mode_takes_its_own_fields_and_no_others(mode):
     [
         (
             ["--mode=evaluate", "--config.model.width=64"],
-            "--config.model.width is not used by --mode=evaluate, which takes only --config.evaluate.FIELD, "
-            "--config.data.archive and --config.data.directory; all else is the checkpoint's own",
+            "--mode=evaluate does not use --config.model.width: it accepts only --config.evaluate.FIELD, "
+            "--config.data.archive and --config.data.directory; the others are set by the checkpoint",
         ),
-        (["--mode=evaluate", "--config.model.width=30"], "--config.model.width is not used by --mode=evaluate"),
-        (["--mode=verify", "--config.seed=5"], "--config.seed is not used by --mode=verify, which takes none"),
-        (["--mode=prepare", "--config.seed=5"], "not used by --mode=prepare, which takes only --config.data.FIELD"),
-        (["--mode=generate", "--coordinator=a:1"], "--coordinator is for --mode=train, evaluate, prepare or doctor"),
-        (["--mode=report", "--num_processes=2"], "--num_processes is for --mode=train, evaluate, prepare or doctor"),
-        (["--mode=plan", "--process_id=0"], "--process_id is for --mode=train, evaluate, prepare or doctor, not for"),
+        (["--mode=evaluate", "--config.model.width=30"], "--mode=evaluate does not use --config.model.width"),
+        (["--mode=verify", "--config.seed=5"], "--mode=verify does not use --config.seed: it accepts no fields"),
+        (
+            ["--mode=prepare", "--config.seed=5"],
+            "--mode=prepare does not use --config.seed: it accepts only --config.data.FIELD",
+        ),
+        (
+            ["--mode=generate", "--coordinator=a:1"],
+            "does not use --coordinator, which is for --mode=train, evaluate, prepare or doctor",
+        ),
+        (
+            ["--mode=report", "--num_processes=2"],
+            "does not use --num_processes, which is for --mode=train, evaluate, prepare or doctor",
+        ),
+        (
+            ["--mode=plan", "--process_id=0"],
+            "--mode=plan does not use --process_id, which is for --mode=train, evaluate, prepare or doctor",
+        ),
         (
             ["--mode=verify", "--step=best"],
-            "--step is for --mode=evaluate, report, generate, compress, decompress or export-torch",
+            "does not use --step, which is for --mode=evaluate, report, generate, compress, decompress or export-torch",
         ),
         (["--mode=train", "--nosuch"], "'nosuch'"),
     ],

@@ -1,6 +1,7 @@
-"""The whole run: training, resuming, evaluating, being interrupted, and what is left behind."""
+"""Whole runs: training, resuming, evaluating, interruptions, and the files that remain."""
 
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -17,15 +18,15 @@ from adaptive_span_jax.checkpoint import sealing
 from adaptive_span_jax.checkpoint.manager import Checkpoints
 from adaptive_span_jax.commands import evaluate, train
 from adaptive_span_jax.data import corpus
-from adaptive_span_jax.data.segments import Position, Streams
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.report import report
 from adaptive_span_jax.runtime import chips, sharding
 from adaptive_span_jax.training import step
-from adaptive_span_jax.training.metrics import read_lines, utilisation
+from adaptive_span_jax.training.metrics import read_lines, utilization
 from adaptive_span_jax.training.optimizer import make_optimizer
-from adaptive_span_jax.training.state import abstract_state, create_state, restore_state
+from adaptive_span_jax.training.state import abstract_state, restore_state
 from tests.conftest import tiny_config, use_devices
+from tests.support import training
 
 VOCABULARY = 13
 TEXT = np.random.default_rng(2).integers(0, VOCABULARY, 700).astype(np.uint8)
@@ -35,29 +36,14 @@ QUICK = {"attention": "plain", "layers": 1}  # to compile, where it does not mat
 pytestmark = pytest.mark.usefixtures("one_device", "no_report")
 
 
-def run_steps(config, mesh, count):
-    """Losses, spans and the state after some steps."""
-    optimizer = make_optimizer(config.train)
-    state = create_state(config, VOCABULARY, optimizer, mesh)
-    train_step: Any = step.make_train_step(config, optimizer, state, mesh)
-    reset_memory = step.make_reset_memory(state)
-    streams = Streams(TEXT, config.train.batch_size, config.train.segment, config.seed)
-    position, nats = Position(), []
-    for _ in range(count):
-        if position.fresh:
-            state = reset_memory(state)
-        segment, position = streams.take(position)
-        state, metrics = train_step(state, sharding.place_segment(mesh, segment))
-        nats.append(float(metrics.nats))
-    assert train_step._cache_size() == 1, "compiled more than once"
-    return np.array(nats), np.asarray(metrics.z_LH), state
+run_steps = functools.partial(training.run_steps, ids=TEXT, vocabulary=VOCABULARY)
 
 
 def test_dynamic_spans_move():
     config = tiny_config(
         span={"kind": "dynamic", "penalty": 1e-3}, train={"batch_size": 2, "warmup_steps": 1, "steps": 20}
     )
-    nats, z_LH, _ = run_steps(config, sharding.make_mesh(), 20)
+    nats, z_LH, *_ = run_steps(config, sharding.make_mesh(), 20)
     initial = config.span.limit / (1 + np.exp(4))
     assert np.abs(z_LH - initial).max() > 0.5
     assert nats[-3:].mean() < nats[:3].mean()
@@ -65,8 +51,8 @@ def test_dynamic_spans_move():
 
 @pytest.mark.slow
 def test_bfloat16_trains_like_float32():
-    exact, _, _ = run_steps(tiny_config(), sharding.make_mesh(), 12)
-    rough, _, state = run_steps(tiny_config(model={"compute_dtype": "bfloat16"}), sharding.make_mesh(), 12)
+    exact = run_steps(tiny_config(), sharding.make_mesh(), 12).nats
+    rough, _, state, _ = run_steps(tiny_config(model={"compute_dtype": "bfloat16"}), sharding.make_mesh(), 12)
     # Losses of about 2.6 nats; roundings of 0.4 % in the activations end as some hundredths.
     assert_allclose(rough, exact, atol=0.06)
     assert {leaf.dtype for leaf in jax.tree.leaves((state.params, state.opt_state[0]))} == {np.dtype("float32")}
@@ -121,11 +107,11 @@ def test_workdir_holds_what_is_promised(tmp_path, capsys, monkeypatch):
     for line in logged:
         tokens = line["tokens_per_second"]
         assert line["tokens_per_second_per_device"] == tokens / 2
-        share = utilisation(config, line["average_span"], tokens, jax.devices()[:2])
+        share = utilization(config, line["average_span"], tokens, jax.devices()[:2])
         assert_allclose(line["flops_utilisation"], share, rtol=1e-6)
     assert [line["step"] for line in lines if "dev_bits" in line] == [10, 20]
     assert list((tmp_path / "tensorboard").iterdir())
-    assert written == [True]  # what is in it: tests/test_report.py
+    assert written == [True]  # what is in it: tests/report/test_report.py
     result = json.loads((tmp_path / "result.json").read_text())
     for name in ("dev_bits", "test_bits", "order2_bits", "average_span", "longest_span", "steps", "seconds"):
         assert isinstance(result[name], int | float)
@@ -159,7 +145,7 @@ def test_evaluations_while_training_can_be_shorter_but_the_result_is_of_all_of_d
     assert [checkpoints.describe(number).dev_bits for number in (2, 4)] == some
 
 
-def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path, capsys):
+def test_ctrl_c_saves_and_the_same_command_resumes(tmp_path, capsys):
     config = tiny_config(train={"steps": 100_000})
 
     def interrupt_when_running():
@@ -179,7 +165,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path, capsys):
     assert train.train(finish, tmp_path, "command") == 0
     printed = capsys.readouterr().out
     assert f"from step {reached:,}" in printed
-    assert "changed since the checkpoint: config.train.steps" in printed
+    assert "changed since the last checkpoint: config.train.steps" in printed
 
 
 @pytest.mark.slow
@@ -196,15 +182,15 @@ def test_a_damaged_checkpoint_costs_only_its_own_steps(tmp_path, capsys):
     capsys.readouterr()
     assert train.train(config, tmp_path / "damaged", "command") == 0
     printed = capsys.readouterr().out
-    assert f"the checkpoint of step 8 is damaged: {victim.relative_to(newest)} is not what was written" in printed
-    assert f"it is set aside: {newest.parent / 'damaged' / '8'}" in printed
+    assert f"the checkpoint of step 8 is damaged: {victim.relative_to(newest)} has changed" in printed
+    assert f"moved it to {newest.parent / 'damaged' / '8'}" in printed
     assert "from step 4" in printed
     assert victim.name in {path.name for path in (newest.parent / "damaged" / "8").rglob("*")}
     results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "damaged")]
     assert results[0]["test_bits"] == results[1]["test_bits"]
 
 
-def test_a_run_goes_on_with_another_rate_and_penalty(tmp_path, capsys):
+def test_a_run_resumes_with_another_rate_and_penalty(tmp_path, capsys):
     fields: Any = {"log": {"every_steps": 1}, "model": QUICK}
     start: Any = {"steps": 4, "warmup_steps": 0}
     assert train.train(tiny_config(train=start, **fields), tmp_path, "command") == 0
@@ -213,7 +199,7 @@ def test_a_run_goes_on_with_another_rate_and_penalty(tmp_path, capsys):
     assert train.train(changed, tmp_path, "command") == 0
     printed = capsys.readouterr().out
     for expected in ("config.train.learning_rate: 0.07 → 0.02", "config.span.penalty: 0.0001 → 0.003"):
-        assert f"changed since the checkpoint: {expected}\n" in printed
+        assert f"changed since the last checkpoint: {expected}\n" in printed
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     logged = {line["step"]: line for line in lines if "learning_rate" in line}
     assert [round(logged[number]["learning_rate"], 6) for number in (3, 5)] == [0.07, 0.02]
@@ -239,13 +225,13 @@ def test_a_full_disk_is_noticed_before_training(tmp_path, monkeypatch):
 
 def test_an_unwritable_workdir_is_named(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UserError, match=r"file/run cannot be written"):
+    with pytest.raises(UserError, match=r"file/run is not writable"):
         train.train(tiny_config(), tmp_path / "file" / "run", "command")
 
 
 def test_batch_that_devices_cannot_share(tmp_path, monkeypatch):
     use_devices(monkeypatch, 8)
-    with pytest.raises(UserError, match=r"config.train.batch_size is 12, which 8 devices cannot share"):
+    with pytest.raises(UserError, match=r"config.train.batch_size is 12, which cannot be split evenly over 8 devices"):
         train.train(tiny_config(train={"batch_size": 12}), tmp_path, "command")
 
 

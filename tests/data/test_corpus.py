@@ -177,13 +177,13 @@ print(sorted({{"jax", "tensorflow_datasets", "array_record"}} & set(sys.modules)
     ("fields", "message"),
     [
         ({"path": ""}, "config.data.path is empty"),
-        ({"path": "/does/not/exist"}, "'/does/not/exist', where there is no file or folder"),
+        ({"path": "/does/not/exist"}, "'/does/not/exist', which does not exist"),
         ({"path": "FOLDER"}, "a folder without files"),
         ({"path": "SHORT"}, "The dev part of files has 0 bytes"),
         ({"path": "SHORT", "archive": "x.zip"}, "config.data.archive is 'x.zip', but config.data.source is files"),
         ({"source": "stdlib", "path": "x"}, "config.data.path is 'x', but config.data.source is stdlib"),
         ({"source": "enwik8", "max_bytes": 5}, "config.data.max_bytes is 5, but config.data.source is enwik8"),
-        ({"source": "text8", "splits": (0.8, 0.1, 0.1)}, "text8 has the splits (0.9, 0.05, 0.05)"),
+        ({"source": "text8", "splits": (0.8, 0.1, 0.1)}, "text8 has the fixed splits (0.9, 0.05, 0.05)"),
     ],
 )
 def test_user_errors_say_what_to_do(tmp_path, fields, message):
@@ -196,5 +196,5 @@ def test_user_errors_say_what_to_do(tmp_path, fields, message):
 
 
 def test_one_byte_is_not_one_bytes(tmp_path):
-    with pytest.raises(UserError, match="part of files has 1 byte, too few"):
+    with pytest.raises(UserError, match="part of files has 1 byte, but needs at least 2"):
         load_text(tmp_path, b"abcdefghijklmnopqrst")

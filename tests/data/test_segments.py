@@ -1,4 +1,4 @@
-"""Streams, epochs and the two ways of cutting a text for evaluation: which target is predicted how often."""
+"""Streams, epochs and the two evaluation protocols: how often each target is predicted."""
 
 import numpy as np
 import pytest

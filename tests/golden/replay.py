@@ -1,8 +1,8 @@
-"""Replays a golden run of the published code through the production code, in float64, and prints the largest errors.
+"""Replays a golden run of the published code with the production code in float64, and prints the largest errors.
 
     python tests/golden/replay.py tests/golden/adaptive_tiny.npz
 
-Errors are relative to the largest entry of each tensor; above 1e-9 the exit code is 1.
+Errors are relative to the largest entry of each tensor; the exit code is 1 if one is above 1e-9.
 """
 
 import json
@@ -95,7 +95,7 @@ def main(arguments: list[str]) -> int:
     paths = [Path(argument) for argument in arguments]
     for path in paths:
         if not path.is_file():
-            print(f"{path}: no such file; name a golden .npz file, e.g. tests/golden/adaptive_tiny.npz")
+            print(f"{path}: no such file; pass a golden .npz file, e.g. tests/golden/adaptive_tiny.npz")
             return 2
     jax.config.update("jax_enable_x64", True)
     worst = 0.0

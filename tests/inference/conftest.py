@@ -1,4 +1,4 @@
-"""A run that has trained for a moment, for every test of this folder."""
+"""A briefly trained run, for all tests of this folder."""
 
 import pytest
 

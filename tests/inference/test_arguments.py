@@ -1,4 +1,4 @@
-"""The Python API refuses what the command line refuses, by the same rules, and names the argument."""
+"""The Python API validates arguments by the rules of the command line, and names the argument."""
 
 import dataclasses
 from typing import Any
@@ -68,9 +68,9 @@ def test_texts_are_bytes_or_str(model):
 @pytest.mark.parametrize(
     ("step", "error", "message"),
     [
-        (-3, ValueError, "no checkpoint '-3'; name a step, latest or best"),
+        (-3, ValueError, "no checkpoint '-3'; use a step, latest or best"),
         ("newest", ValueError, "no checkpoint 'newest'"),
-        (1.5, TypeError, r"step is 1\.5, a float; it must be latest, best or a number of steps"),
+        (1.5, TypeError, r"step is 1\.5, a float; it must be latest, best or a step number"),
         (None, TypeError, "step is None"),
         (True, TypeError, "step is True"),
     ],
@@ -81,9 +81,9 @@ def test_wrong_steps(run, step, error, message):
 
 
 def test_wrong_workdirs(tmp_path):
-    with pytest.raises(ValueError, match="workdir nonexistent does not exist; name the workdir of a run"):
+    with pytest.raises(ValueError, match="workdir nonexistent does not exist; pass the workdir of a run"):
         adaptive_span_jax.load("nonexistent")
-    with pytest.raises(ValueError, match="has no checkpoints; name the workdir of a run"):
+    with pytest.raises(ValueError, match="has no checkpoints; pass the workdir of a run"):
         adaptive_span_jax.load(tmp_path)
     wrong: Any = 5
     with pytest.raises(TypeError, match="workdir is 5, a int; it must be a str or a Path"):

@@ -1,4 +1,4 @@
-"""A file and back by the model's probabilities: what it costs, any bytes, damage."""
+"""Compression with the model's probabilities: its size, arbitrary bytes, damage."""
 
 import math
 from pathlib import Path
@@ -56,11 +56,11 @@ def test_damage_and_other_models_are_refused(model, run):
     for place in (0, 6, 7, 20, 30, 40, 60, len(packed) - 1):
         damaged = bytearray(packed)
         damaged[place] ^= 4
-        with pytest.raises(UserError, match=r"it (is damaged|is not a file|has format)"):
+        with pytest.raises(UserError, match=r"it (is damaged|was not written by|has format)"):
             codec.unpack(model, bytes(damaged), "it")
     with pytest.raises(UserError, match="it is damaged"):
         codec.unpack(model, packed[:-9], "it")
-    with pytest.raises(UserError, match=r"compressed by the model \w+, this one is \w+ \(step 30\)"):
+    with pytest.raises(UserError, match=r"compressed by model \w+, but this is model \w+ \(step 30\)"):
         codec.unpack(adaptive_span_jax.load(run, 30), packed, "it")
 
 
@@ -68,9 +68,9 @@ def test_files_are_compressed_and_restored(loaded, run, tmp_path, capsys):
     source = tmp_path / "text"
     source.write_bytes(TEXT)
     assert compress.compress(run, "latest", source, None) == 0
-    with pytest.raises(UserError, match="text exists and is not overwritten"):
+    with pytest.raises(UserError, match="text already exists"):
         decompress.decompress(run, "latest", tmp_path / "text.adspan", None)
-    with pytest.raises(UserError, match="adspan exists and is not overwritten"):
+    with pytest.raises(UserError, match="adspan already exists"):
         compress.compress(run, "latest", source, None)
     assert decompress.decompress(run, "latest", tmp_path / "text.adspan", tmp_path / "again") == 0
     assert (tmp_path / "again").read_bytes() == TEXT

@@ -1,4 +1,4 @@
-"""The decoder with its KV cache gives what the model gives in training, whatever the spans and chunks."""
+"""The decoder with its KV cache equals the model in training, for all spans and chunks."""
 
 import functools
 

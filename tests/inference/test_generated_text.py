@@ -1,4 +1,4 @@
-"""Text that the model makes: its probability, its cost, how it is shown; it never crashes."""
+"""Generated text: its probability, its cost, how it is printed; it never crashes."""
 
 import io
 import sys

@@ -1,4 +1,4 @@
-"""What a trained run says that a text costs: the same by every way there is."""
+"""The score of a text by a trained run is the same in every way of computing it."""
 
 import dataclasses
 import json
@@ -135,18 +135,18 @@ def test_any_checkpoint_can_be_evaluated(run, monkeypatch, capsys):
             CONFIG, results["best"][name]["average_span"]
         )
     assert f"{results['best']['test_exact']['average_span']:.1f} positions" in printed
-    with pytest.raises(UserError, match=r"no checkpoint '7'; name a step, latest or best. There are: 30, 60 \(best\)"):
+    with pytest.raises(UserError, match=r"no checkpoint '7'; use a step, latest or best. Available: 30, 60 \(best\)"):
         evaluate.evaluate(run, "7")
 
 
 def test_load_says_what_is_missing(tmp_path):
-    with pytest.raises(UserError, match="has no checkpoints; name the workdir of a run"):
+    with pytest.raises(UserError, match="has no checkpoints; pass the workdir of a run"):
         adaptive_span_jax.load(tmp_path)
 
 
 def test_convert_says_what_it_needs(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(UserError, match=r'PyTorch is needed.* pip install "\.\[torch\]"'):
+    with pytest.raises(UserError, match=r'PyTorch is required.* pip install "\.\[torch\]"'):
         convert.from_torch(tmp_path / "checkpoint.pt", tmp_path / "run", None, {})
 
 

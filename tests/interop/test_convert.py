@@ -1,4 +1,4 @@
-"""A checkpoint of the published code becomes a run that evaluates, generates and trains on, and goes back exactly."""
+"""A checkpoint of the published code becomes a run that evaluates, generates and trains, and is exported exactly."""
 
 import json
 import math
@@ -139,7 +139,7 @@ def test_other_checkpoints_are_refused(change, expected, options, tmp_path):
     [
         ({"span.limit": 9}, "--config.span.limit=9: the checkpoint itself says that span.limit is 160"),
         ({"span.rump": 9}, "config.span.rump is not a known field"),
-        ({"data.max_bytes": 20}, "knows 29 symbols, but the text"),
+        ({"data.max_bytes": 20}, "has 29 symbols, but the text"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(changes, expected, options, tmp_path):

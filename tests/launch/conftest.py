@@ -1,4 +1,4 @@
-"""For every test of this folder."""
+"""Fixtures for all tests of this folder."""
 
 import pytest
 

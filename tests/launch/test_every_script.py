@@ -1,4 +1,4 @@
-"""What holds for every launch script: no finding of shellcheck, clear refusals, documented commands that work."""
+"""All launch scripts: no shellcheck findings, clear errors, documented commands that work."""
 
 import os
 import re
@@ -32,9 +32,9 @@ def test_shellcheck_finds_nothing():
         ("tpu_vm.sh", ["run", *SLICE, "--spot", *TRAIN], "a --spot slice loses its disk"),
         ("gpu_host.sh", [], "--config=… is missing"),
         ("slurm.sbatch", [], "--nodes=N is missing"),
-        ("slurm.sbatch", ["--nodes=two", *TRAIN], "--nodes=N is missing or no number"),
+        ("slurm.sbatch", ["--nodes=two", *TRAIN], "--nodes=N is missing or not a number"),
         ("slurm.sbatch", ["--nodes=2"], "no --config=… after --"),
-        ("slurm.sbatch", ["--nodes=2", *TRAIN], "no --workdir=/… after --"),
+        ("slurm.sbatch", ["--nodes=2", *TRAIN], "--workdir after -- must be an absolute path"),
         ("kubernetes.sh", [], "--name is missing or malformed"),
         ("kubernetes.sh", ["start", "--name=Span"], "--name is missing or malformed: 'Span'"),
         ("kubernetes.sh", ["start", "--name=span"], "--image is missing"),

@@ -1,4 +1,4 @@
-"""The Kubernetes manifests, as launch/kubernetes.sh fills them in, against the published schemas."""
+"""The Kubernetes manifests that launch/kubernetes.sh writes, validated by the published schemas."""
 
 import copy
 import json

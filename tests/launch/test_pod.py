@@ -1,4 +1,4 @@
-"""The container's entry point: a pod ends as its Job must see it."""
+"""The container's entry point: a pod exits with the code that its Job needs."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""launch/slurm.sbatch: submits itself, runs on all hosts, queues again until the run is complete."""
+"""launch/slurm.sbatch: submits itself, runs on all hosts, requeues until the run is complete."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""launch/tpu_vm.sh: a slice from asking for it to deleting it, preemption and lost connections included."""
+"""launch/tpu_vm.sh: a slice from request to deletion, with preemptions and lost connections."""
 
 import os
 import subprocess

@@ -44,7 +44,7 @@ def test_different_places_are_independent(other):
 
 
 @pytest.mark.parametrize("shift", [(0, 1), (1, 0), (1, 1), (0, 64), (16, 0), (1, -1)])
-def test_neighbours_are_independent(shift):
+def test_neighbors_are_independent(shift):
     mask = kept(Dropout.create(RATE, 1, 2))
     assert_allclose((mask & np.roll(mask, shift, axis=(0, 1))).mean(), (1 - RATE) ** 2, atol=0.005)
 

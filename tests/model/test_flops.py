@@ -1,4 +1,4 @@
-"""The paper's numbers, and that what we say we execute is what is executed."""
+"""The paper's numbers, and that the executed multiply-adds are those we count."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""The attention used alone in somebody else's Flax model, as README shows it; LayerNorm against Flax's."""
+"""The attention layer alone in another Flax model, as README shows it; LayerNorm against Flax's."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Every figure survives numbers that are not finite, and no numbers at all: it says why a panel is empty."""
+"""Every figure handles non-finite and missing numbers, and shows why a panel is empty."""
 
 import re
 import warnings

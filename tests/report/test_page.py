@@ -1,4 +1,4 @@
-"""The report of a finished run: its files, and its page in a real browser, on a phone and on a desk, light and dark."""
+"""The report of a finished run: its files, and its page in a real browser, on phones and desktops, light and dark."""
 
 import contextlib
 import io
@@ -39,9 +39,9 @@ BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-c
 
 # The contrast of an element's text to the card behind it, as defined by WCAG.
 CONTRAST = """text => {
-  const numbers = colour => colour.match(/[0-9.]+/g).slice(0, 3).map(Number);
+  const numbers = color => color.match(/[0-9.]+/g).slice(0, 3).map(Number);
   const linear = x => (x /= 255) <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4;
-  const bright = colour => numbers(colour).map(linear).reduce((sum, x, i) => sum + x * [0.2126, 0.7152, 0.0722][i], 0);
+  const bright = color => numbers(color).map(linear).reduce((sum, x, i) => sum + x * [0.2126, 0.7152, 0.0722][i], 0);
   const card = getComputedStyle(text.closest('figure')).backgroundColor;
   const [low, high] = [bright(getComputedStyle(text).fill), bright(card)].sort((a, b) => a - b);
   return (high + 0.05) / (low + 0.05);
@@ -74,8 +74,8 @@ def chromium():
         browser.close()
 
 
-def colours(png: bytes) -> int:
-    """How many different colours a screenshot has."""
+def colors(png: bytes) -> int:
+    """How many different colors a screenshot has."""
     image = (matplotlib.image.imread(io.BytesIO(png))[..., :3] * 255).astype(np.uint32)
     return len(np.unique(image @ np.array([1 << 16, 1 << 8, 1], np.uint32)))
 
@@ -109,7 +109,7 @@ def test_a_finished_run_has_a_report(run, one_device, capsys):
     headlines = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page)
     assert ("baseline: order-2 entropy of train, bits per byte", f"{result['order2_bits']:.3f}") in headlines
     saved = 1 - result["flops_per_token"] / summary["flops_per_token_fixed"]
-    assert ("multiply-adds saved against fixed spans of S = 37", f"{100 * saved:.0f} %") in headlines
+    assert ("multiply-adds saved compared with fixed spans of S = 37", f"{100 * saved:.0f} %") in headlines
     assert not [name for name, _ in headlines if "fetching" in name]
     assert "Fetching text took" in page
     for note in FOOTNOTES:
@@ -204,14 +204,14 @@ def test_page_looks_right_on_phone_and_desk_in_light_and_dark(run):
                 assert box
                 assert box["width"] > 250
                 assert box["height"] > 100
-                assert colours(figure.screenshot()) > 20, f"{name} is blank"
+                assert colors(figure.screenshot()) > 20, f"{name} is blank"
                 assert page.locator(f"figure#{name} text").first.evaluate(CONTRAST) > 7, name
             assert page.locator("tr.run").count() == 0, "the run has not read the tables' text"
             assert "This run has read stdlib" in page.locator(".apart").inner_text()
             check_sample(page)
             check_tables(page, narrow=width == 360)
             seen[width, scheme] = page.screenshot(full_page=True)
-            assert colours(seen[width, scheme]) > 100
+            assert colors(seen[width, scheme]) > 100
             page.close()
     means = {view: float(matplotlib.image.imread(io.BytesIO(png))[..., :3].mean()) for view, png in seen.items()}
     assert means[360, "light"] > 0.8
@@ -234,7 +234,7 @@ def test_a_model_whose_numbers_are_not_finite_has_a_report(value, tmp_path, one_
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     z_LH = cache_plan.largest_z(config, params)
     page = report.write_report(config, tmp_path, text, params, 2, z_LH).read_text()
-    assert "There is no sample" in page
+    assert "No sample" in page
     for reason in ("no span is finite", "no head has finite attention weights"):
         assert (reason in page) == np.isnan(value), reason
 

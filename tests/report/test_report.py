@@ -1,4 +1,4 @@
-"""What a report says is what the run did: every number is found again by another way."""
+"""The numbers of a report equal those of the run, computed in another way."""
 
 import re
 import xml.etree.ElementTree as ElementTree
@@ -127,17 +127,15 @@ def test_any_byte_can_be_shown():
 def test_data_is_visible_on_light_and_on_dark():
     """The contrast of lines and dots to the page's two backgrounds: at least 3, as WCAG asks of graphics."""
 
-    def luminance(colour):
-        channels = np.array(to_rgb(colour))
+    def luminance(color):
+        channels = np.array(to_rgb(color))
         linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
         return linear @ [0.2126, 0.7152, 0.0722]
 
-    for colour in (BLUE, GREEN, RED, PINK, *shades(4), *shades(24)):
+    for color in (BLUE, GREEN, RED, PINK, *shades(4), *shades(24)):
         for background in ("#ffffff", "#181c22"):
-            low, high = sorted(
-                (luminance(colour[:3] if not isinstance(colour, str) else colour), luminance(background))
-            )
-            assert (high + 0.05) / (low + 0.05) > 3, (colour, background)
+            low, high = sorted((luminance(color[:3] if not isinstance(color, str) else color), luminance(background)))
+            assert (high + 0.05) / (low + 0.05) > 3, (color, background)
 
 
 def test_a_phone_shows_letters_of_eight_dots():
@@ -185,7 +183,7 @@ def test_report_has_the_spans_of_devs_evaluation(kind, tmp_path, one_device, mon
     assert f"between {finished['shortest_span']:.1f} and {finished['longest_span']:.1f} positions" in drawing.alt
 
 
-def test_figures_take_the_colour_of_the_text_around_them():
+def test_figures_take_the_color_of_the_text_around_them():
     svg = spans_by_layer(np.ones((2, 2)), 5, 37).svg()
     assert "currentColor" in svg
     assert not re.findall(r"#(?:000000|1c2024)\b", svg), "ink that a dark page would swallow"
@@ -222,13 +220,13 @@ def test_a_sample_is_text_whatever_its_bytes():
     assert shown_parts(b"caf\xc3", b"\xa9 \xff\x00\x1b\n\tend\xe2\x82") == ("caf", "é \ufffd\ufffd\ufffd\n\tend\ufffd")
 
 
-def test_neighbouring_layers_have_colours_that_can_be_told_apart():
+def test_neighboring_layers_have_colors_that_can_be_told_apart():
     """Distance in OKLab, where 0.02 is just noticeable side by side, and lines of one dot need several times that."""
     to_cones = [[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]
     to_lab = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]
     for layers in (2, 4, 8, 12, 24, 36):
-        colours = shades(layers)[:, :3]
-        linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
+        colors = shades(layers)[:, :3]
+        linear = np.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)
         lab = np.cbrt(linear @ np.transpose(to_cones)) @ np.transpose(to_lab)
         assert np.linalg.norm(np.diff(lab, axis=0), axis=1).min() > 0.1, layers
 

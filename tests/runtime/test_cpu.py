@@ -1,4 +1,4 @@
-"""How programs are compiled for machines without accelerators."""
+"""How programs are compiled for CPUs."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Several processes as one: how they find each other, agree, and part. test_two_hosts.py trains with them."""
+"""Several processes: connecting, agreeing and exiting. tests/system/test_two_hosts.py trains with them."""
 
 import contextlib
 import os
@@ -154,7 +154,7 @@ def test_a_process_that_dies_or_falls_silent_ends_the_other(which, number, devic
         _, errors = other.communicate(timeout=60)
         assert time.monotonic() - started < 8 + 10
         assert other.returncode in (2, -signal.SIGABRT)
-        assert "another process has ended" in errors or "another task died" in errors
+        assert "another process ended" in errors or "another task died" in errors
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_an_error_in_one_process_ends_both(error, expected):
         assert ("Traceback" in errors) == ("bug" in error)
         _, errors = first.communicate(timeout=60)
         assert time.monotonic() - started < 8 + 10
-        assert "another process has ended" in errors or "another task died" in errors
+        assert "another process ended" in errors or "another task died" in errors
 
 
 def test_a_second_signal_ends_processes_at_once():

@@ -1,4 +1,4 @@
-"""One process at a time, and no lock outlives its holder."""
+"""One process at a time, and no lock outlives its process."""
 
 import errno
 import os
@@ -31,7 +31,7 @@ def run_holder(path: Path) -> subprocess.Popen:
 def test_the_second_run_is_refused_and_a_dead_one_is_no_hindrance(tmp_path):
     holder = run_holder(tmp_path / ".lock")
     try:
-        expected = rf"is in use by process {holder.pid} on .*another directory"
+        expected = rf"is in use by process {holder.pid} on .*another --workdir"
         with pytest.raises(UserError, match=expected), workdir.only_user(tmp_path):
             pass
     finally:
@@ -45,7 +45,7 @@ def test_the_second_run_is_refused_and_a_dead_one_is_no_hindrance(tmp_path):
         pass
 
 
-def test_where_there_are_no_locks_the_run_goes_on_and_says_so(tmp_path, monkeypatch, capsys):
+def test_where_there_are_no_locks_the_run_continues_with_a_warning(tmp_path, monkeypatch, capsys):
     def refuse(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 

@@ -1,7 +1,6 @@
-"""However devices share the work, it is the same training: data, fsdp, recomputed layers, groups of streams."""
+"""Training is the same however work is split over devices: data, fsdp, remat, gradient accumulation."""
 
 import functools
-from typing import Any
 
 import jax
 import numpy as np
@@ -9,13 +8,12 @@ import pytest
 from jax.sharding import PartitionSpec
 from numpy.testing import assert_allclose
 
-from adaptive_span_jax.data.segments import Position, Streams
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.runtime import sharding
-from adaptive_span_jax.training import step
 from adaptive_span_jax.training.optimizer import make_optimizer
-from adaptive_span_jax.training.state import abstract_state, create_state
+from adaptive_span_jax.training.state import abstract_state
 from tests.conftest import tiny_config
+from tests.support import training
 
 VOCABULARY = 16
 TEXT = np.random.default_rng(2).integers(0, VOCABULARY, 16 * 200).astype(np.uint8)
@@ -32,35 +30,20 @@ def config_of(kind: str = "adaptive", model: dict | None = None, train: dict | N
     )
 
 
-def run_steps(config, mesh, count):
-    """Losses, spans and the state after some steps, epochs' ends included."""
-    optimizer = make_optimizer(config.train)
-    state = create_state(config, VOCABULARY, optimizer, mesh)
-    train_step: Any = step.make_train_step(config, optimizer, state, mesh)
-    reset_memory = step.make_reset_memory(state)
-    streams = Streams(TEXT, config.train.batch_size, config.train.segment, config.seed)
-    position, nats = Position(), []
-    for _ in range(count):
-        if position.fresh:
-            state = reset_memory(state)
-        segment, position = streams.take(position)
-        state, metrics = train_step(state, sharding.place_segment(mesh, segment))
-        nats.append(float(metrics.nats))
-    assert train_step._cache_size() == 1, "compiled more than once"
-    return np.array(nats), np.asarray(metrics.z_LH), state
+run_steps = functools.partial(training.run_steps, ids=TEXT, vocabulary=VOCABULARY)
 
 
 @functools.cache
 def on_one_device(kind: str = "adaptive", attention: str = "per_head", dtype: str = "float32"):
     config = config_of(kind, {"attention": attention, "compute_dtype": dtype})
-    nats, z_LH, _ = run_steps(config, sharding.make_mesh(jax.devices()[:1]), 50)
+    nats, z_LH, *_ = run_steps(config, sharding.make_mesh(jax.devices()[:1]), 50)
     return nats, z_LH
 
 
 @pytest.mark.parametrize("fsdp", [2, pytest.param(1, marks=slow), pytest.param(8, marks=slow)])
 def test_eight_devices_train_like_one(fsdp):
     nats, z_LH = on_one_device()
-    found, found_z_LH, state = run_steps(config_of(), sharding.make_mesh(fsdp=fsdp), 50)
+    found, found_z_LH, state, _ = run_steps(config_of(), sharding.make_mesh(fsdp=fsdp), 50)
     assert_allclose(found, nats, rtol=1e-5)
     assert_allclose(found_z_LH, z_LH, rtol=1e-4, atol=1e-4)
     expand_LDF = state.params["layers"]["feedforward"]["expand_DF"]
@@ -78,7 +61,7 @@ def test_eight_devices_train_like_one_in_float64(kind, attention, fsdp, x64):
     """Where roundings do not hide anything."""
     nats, z_LH = on_one_device(kind, attention, "float64")
     config = config_of(kind, {"attention": attention, "compute_dtype": "float64"})
-    found, found_z_LH, _ = run_steps(config, sharding.make_mesh(fsdp=fsdp), 50)
+    found, found_z_LH, *_ = run_steps(config, sharding.make_mesh(fsdp=fsdp), 50)
     assert_allclose(found, nats, rtol=1e-10)
     assert_allclose(found_z_LH, z_LH, rtol=1e-9, atol=1e-9)
 
@@ -113,7 +96,7 @@ def test_a_mesh_that_devices_cannot_form():
 def test_layers_computed_again_give_the_same_training(attention, fsdp):
     nats, _ = on_one_device("adaptive", attention)
     config = config_of(model={"attention": attention, "remat": True})
-    found, _, _ = run_steps(config, sharding.make_mesh(fsdp=fsdp), 20)
+    found, *_ = run_steps(config, sharding.make_mesh(fsdp=fsdp), 20)
     assert_allclose(found, nats[:20], rtol=1e-5)
 
 
@@ -122,7 +105,7 @@ def test_layers_computed_again_give_the_same_training(attention, fsdp):
 def test_memory_in_bfloat16(attention):
     nats, _ = on_one_device("adaptive", attention)
     config = config_of(model={"attention": attention, "memory_dtype": "bfloat16"})
-    found, _, state = run_steps(config, sharding.make_mesh(jax.devices()[:1]), 12)
+    found, _, state, _ = run_steps(config, sharding.make_mesh(jax.devices()[:1]), 12)
     assert state.memory.hidden_LBMD.dtype == "bfloat16"
     assert state.params["output_DV"].dtype == "float32"
     # Roundings of 0.4 % in what is remembered; losses of about 2.8 nats.
@@ -138,11 +121,11 @@ def test_memory_in_bfloat16(attention):
 def test_groups_of_streams_give_the_same_training(kind, attention, devices, fsdp):
     nats, z_LH = on_one_device(kind, attention)
     config = config_of(kind, {"attention": attention}, {"grad_accum_steps": 2})
-    found, found_z_LH, _ = run_steps(config, sharding.make_mesh(jax.devices()[:devices], fsdp), 50)
+    found, found_z_LH, *_ = run_steps(config, sharding.make_mesh(jax.devices()[:devices], fsdp), 50)
     assert_allclose(found, nats, rtol=1e-5)
     assert_allclose(found_z_LH, z_LH, rtol=1e-4, atol=1e-4)
 
 
 def test_groups_that_devices_cannot_form():
-    with pytest.raises(UserError, match=r"batch_size is 16, .* in 3 groups each .*; make it a multiple of 24"):
+    with pytest.raises(UserError, match=r"batch_size is 16, .* × 3 groups .*; make it a multiple of 24"):
         sharding.check_streams(sharding.make_mesh(), 16, 3)

@@ -1,4 +1,4 @@
-"""What is printed where there is no terminal."""
+"""What is printed without a terminal."""
 
 from adaptive_span_jax.runtime import terminal
 

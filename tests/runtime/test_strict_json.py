@@ -1,4 +1,4 @@
-"""What is written as JSON can be read by every JSON parser: a number that is not finite is null."""
+"""All JSON is readable by any parser: non-finite numbers are null."""
 
 import ast
 import dataclasses

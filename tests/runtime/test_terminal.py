@@ -1,4 +1,4 @@
-"""What a terminal shows, whatever its width."""
+"""Output in terminals of any width."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""Where things are kept between runs."""
+"""Where the user's cache is."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Runs in processes of their own, to be killed and compared."""
+"""Runs in separate processes, to be killed and compared."""
 
 import json
 import os
@@ -132,7 +132,7 @@ def _number(text: str) -> int:
 
 
 def last_state(workdir: Path, step: int) -> tuple[Any, Any]:
-    """All arrays of a checkpoint, and what decides how training goes on."""
+    """All arrays of a checkpoint, and what determines how training continues."""
     from orbax.checkpoint import v1 as ocp
 
     folder = workdir / "checkpoints" / str(step)

@@ -1,4 +1,4 @@
-"""Stand-ins for gcloud, kubectl, sbatch and the rest, which record what they are called with."""
+"""Stand-ins for gcloud, kubectl, sbatch and others, which record their calls."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Small texts, zips and facts with the layout of the published ones."""
+"""Small texts, zips and sources with the layout of the published ones."""
 
 import hashlib
 import io

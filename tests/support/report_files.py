@@ -1,4 +1,4 @@
-"""What a report writes."""
+"""The files of a report."""
 
 import csv
 

@@ -1,4 +1,4 @@
-"""What tests seal."""
+"""Folders to seal in tests."""
 
 from pathlib import Path
 

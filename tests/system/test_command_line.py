@@ -1,4 +1,4 @@
-"""Printed commands: short, and what the shell makes of them is what was meant."""
+"""Printed commands are short and correctly quoted for the shell."""
 
 import json
 import shlex
@@ -71,13 +71,13 @@ def test_what_to_do_next_survives_the_shell(tmp_path, monkeypatch, capsys):
     directory = tmp_path / ODD
     result.show_result(directory, RESULT)
     found = printed_commands(capsys.readouterr().out)
-    assert words(found["see it"]) == ["main.py", f"--workdir={directory}", "--mode=report"]
+    assert words(found["report"]) == ["main.py", f"--workdir={directory}", "--mode=report"]
     assert words(found["evaluate again"]) == ["main.py", f"--workdir={directory}", "--mode=evaluate"]
     assert words(found["train longer"]) == ["main.py", f"--workdir={directory}", "--config.train.steps=8"]
     (directory / "report").mkdir(parents=True)
     (directory / "report" / "index.html").touch()
     result.show_result(directory, RESULT)
-    opened = printed_commands(capsys.readouterr().out)["see it"]
+    opened = printed_commands(capsys.readouterr().out)["report"]
     assert shlex.split(opened) == ["open", str(directory / "report" / "index.html")]
 
 
@@ -92,15 +92,18 @@ def write_config(workdir: Path, **fields: dict) -> dict:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], "config.data.path is '/no/such', where"),
-        (["--config.data.path=/nor/this"], "config.data.path is '/nor/this', where"),
+        ([], "config.data.path is '/no/such', which does not exist"),
+        (["--config.data.path=/nor/this"], "config.data.path is '/nor/this', which does not exist"),
         # Together they are valid, one by one they are not.
-        (["--config.model.width=25", "--config.model.heads=5"], "config.data.path is '/no/such', where"),
+        (["--config.model.width=25", "--config.model.heads=5"], "config.data.path is '/no/such', which does not exist"),
         (
             ["--config.model.width=25"],
             "config.model.width is 25; it must be a multiple of config.model.heads, which is 2",
         ),
-        (["--config=configs/bytes.py", "--config.data.path=/other"], "config.data.path is '/other', where"),
+        (
+            ["--config=configs/bytes.py", "--config.data.path=/other"],
+            "config.data.path is '/other', which does not exist",
+        ),
     ],
 )
 def test_a_runs_own_config_is_used_unless_another_is_named(arguments, expected, tmp_path):
@@ -128,14 +131,14 @@ def test_a_config_json_that_cannot_be_used_is_named(change, expected, tmp_path):
     file.write_text(change(config), errors="surrogateescape")
     found = run_main(f"--workdir={workdir}")
     assert found.returncode == 2
-    assert found.stderr.startswith(f"error: {file} cannot be used ({expected}")
-    assert found.stderr.endswith("; name the run's config with --config=FILE\n")
+    assert found.stderr.startswith(f"error: {file} is invalid ({expected}")
+    assert found.stderr.endswith("; pass the run's config with --config=FILE\n")
 
 
 def test_with_a_config_named_a_damaged_config_json_does_not_matter(tmp_path):
     (tmp_path / "config.json").write_text("{")
     found = run_main(f"--workdir={tmp_path}", "--config=configs/bytes.py", "--config.data.path=/other")
-    assert "config.data.path is '/other', where" in found.stderr
+    assert "config.data.path is '/other', which does not exist" in found.stderr
 
 
 @pytest.mark.slow
@@ -156,10 +159,10 @@ def test_printed_commands_can_be_pasted(tmp_path):
 
     assert f"Evaluation of {workdir}, step 4" in paste(commands["evaluate again"])
     longer = paste(commands["train longer"])
-    assert "changed since the checkpoint: config.train.steps: 4 → 8" in longer
+    assert "changed since the last checkpoint: config.train.steps: 4 → 8" in longer
     assert "config.model" not in longer
     resume = command_line.command(workdir)
-    assert f"This run is complete: {workdir} holds step 8" in paste(resume)
+    assert f"This run is complete: {workdir} has step 8" in paste(resume)
     assert "7 after a prompt of 4" in paste(command_line.command(workdir, mode="generate", prompt="def "))
     text = tmp_path / "a text"
     text.write_bytes(b"def main():")

@@ -1,4 +1,4 @@
-"""A disk that is really full: a file system in which one checkpoint fits but not a second beside it."""
+"""A full disk: a file system with space for one checkpoint but not for two."""
 
 import re
 import shlex
@@ -33,7 +33,9 @@ def test_a_full_disk_costs_no_checkpoint(tmp_path, size, on_failure):
     found = subprocess.run([*NEW_MOUNTS, "bash", "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert "Traceback" not in found.stderr
     assert f"step {BETWEEN_SAVES} is saved\n" in found.stdout
-    expected = "could not be written to .*/run/checkpoints (No space left on device); that of step 10 is safe. "
+    expected = (
+        "could not be written to .*/run/checkpoints (No space left on device); the newest checkpoint is step 10. "
+    )
     for part in expected.split(".*"):
         assert part in found.stderr
     assert f"trained: 2\nchecking step {BETWEEN_SAVES} …" in found.stdout

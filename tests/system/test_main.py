@@ -1,4 +1,4 @@
-"""The command line: good and bad input as a user types it."""
+"""The command line: valid and invalid input as a user types it."""
 
 import json
 
@@ -19,20 +19,20 @@ from tests.support.program import run
         ("--config.train.steps=2.5", "config.train.steps is '2.5'; it must be a whole number"),
         ("--config.train.clip=much", "config.train.clip is 'much'; it must be a number"),
         ("--config.model.remat=maybe", "config.model.remat is 'maybe'; it must be True or False"),
-        ("--config.data.splits=(0.9,0.1)", "config.data.splits is (0.9, 0.1); it must be 3 numbers in brackets"),
-        ("--config=configs/nowhere.py", "no such file, and no config of that name; there are base, bytes, "),
-        ("--config=nonsense", "there are base, bytes, "),
-        ("--config=text8_fixed:long", "text8_fixed.py cannot use the argument 'long'"),
-        ("--config=configs/text8_fixed.py:long", "configs/text8_fixed.py cannot use the argument 'long'"),
-        ("--config=configs/enwik8.py:2048", "configs/enwik8.py cannot use the argument '2048'"),
-        ("--config=configs/text8_fixed.py:", "configs/text8_fixed.py: has no argument after the colon; give one"),
+        ("--config.data.splits=(0.9,0.1)", "config.data.splits is (0.9, 0.1); it must be a tuple of 3 numbers"),
+        ("--config=configs/nowhere.py", "neither a file nor a known config; the configs are base, bytes, "),
+        ("--config=nonsense", "the configs are base, bytes, "),
+        ("--config=text8_fixed:long", "text8_fixed.py does not accept the argument 'long'"),
+        ("--config=configs/text8_fixed.py:long", "configs/text8_fixed.py does not accept the argument 'long'"),
+        ("--config=configs/enwik8.py:2048", "configs/enwik8.py does not accept the argument '2048'"),
+        ("--config=configs/text8_fixed.py:", "configs/text8_fixed.py: has no argument after the colon; add one"),
         ("--mode=fly", "<train|evaluate"),
         ("--speed=9", "'speed'"),
-        ("--prompt=a", "--prompt is for --mode=generate, not for train"),
+        ("--prompt=a", "--mode=train does not use --prompt, which is for --mode=generate"),
         ("--workdir=s3://bucket/run", "s3://bucket/run is not a valid workdir"),
         ("--workdir=gs:///run", "gs:///run is not a valid workdir"),
         ("--mode=plan", "--mode=plan needs --topology"),
-        ("train", "'train' is not an option"),
+        ("train", "'train' is not a flag"),
         ("--config.model.width=131", "config.model.width is 131; it must be a multiple of config.model.heads"),
         ("--config.train.segment=0", "config.train.segment is 0; it must be between 1 and"),
         ("--config.span.limit=-3", "config.span.limit is -3; it must be between 1 and"),
@@ -57,9 +57,9 @@ def test_bad_input_gets_one_clear_message(argument, expected, tmp_path):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("def get_config(:", "line 1 of FILE is not Python (invalid syntax)"),
-        ("import notthere", "FILE fails with ModuleNotFoundError: No module named 'notthere'"),
-        ("raise ValueError('boom')", "FILE fails with ValueError: boom"),
+        ("def get_config(:", "line 1 of FILE is a syntax error (invalid syntax)"),
+        ("import notthere", "FILE raised ModuleNotFoundError: No module named 'notthere'"),
+        ("raise ValueError('boom')", "FILE raised ValueError: boom"),
         ("x = 1", "FILE has no function get_config"),
     ],
 )
@@ -76,19 +76,23 @@ def test_a_config_that_is_no_config_is_named(content, expected, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "environment", "expected"),
     [
-        (["--config=configs/bytes.py", "--config.data.path=/no/such"], {}, "config.data.path is '/no/such', where"),
+        (
+            ["--config=configs/bytes.py", "--config.data.path=/no/such"],
+            {},
+            "config.data.path is '/no/such', which does not exist",
+        ),
         (
             ["--config.train.batch_size=3"],
             {"JAX_NUM_CPU_DEVICES": "2"},
-            "config.train.batch_size is 3, which 2 devices cannot share evenly",
+            "config.train.batch_size is 3, which cannot be split evenly over 2 devices",
         ),
         (
             ["--config.train.batch_size=4"],
             {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
-            "config.train.batch_size is 4, which 8 devices cannot share evenly",
+            "config.train.batch_size is 4, which cannot be split evenly over 8 devices",
         ),
-        (["--config.train.segment=500000"], {}, "but each must hold two segments of 500000 (config.train.segment)"),
-        (["--workdir=FILE/run"], {}, "FILE/run cannot be written (Not a directory); name another"),
+        (["--config.train.segment=500000"], {}, "but it needs two segments of 500000 (config.train.segment)"),
+        (["--workdir=FILE/run"], {}, "FILE/run is not writable (Not a directory); use another"),
     ],
 )
 def test_what_only_a_start_can_find_out_is_named_as_clearly(arguments, environment, expected, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The package as others install it: a wheel in an environment of its own, used far from the clone."""
+"""The installed package: a wheel in its own environment, used outside the clone."""
 
 import dataclasses
 import os
@@ -81,7 +81,7 @@ def test_an_unknown_config_is_refused_with_the_names_of_all(installed):
     found = installed.run("adaptive-span", "--config=nonsense")
     assert found.returncode == 2
     names = ", ".join(sorted(path.stem for path in (ROOT / "configs").glob("*.py")))
-    assert found.stderr == f"error: --config=nonsense: no such file, and no config of that name; there are {names}\n"
+    assert found.stderr == f"error: --config=nonsense: neither a file nor a known config; the configs are {names}\n"
 
 
 def test_errors_name_extras(installed):

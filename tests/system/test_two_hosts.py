@@ -198,7 +198,7 @@ def test_a_run_on_two_hosts_is_the_run_on_one(tmp_path, data):
         both.parts[1].kill()
         codes, _, errors = both.finish()
     assert codes[0] not in (0, None)
-    assert "another process has ended" in errors[0] or "another task died" in errors[0]
+    assert "another process ended" in errors[0] or "another task died" in errors[0]
     assert time.monotonic() - killed_at < DEAD_AFTER_SECONDS + 30
     assert ["prepares the data" in text for text in errors] == [True, False]
 
@@ -210,7 +210,7 @@ def test_a_run_on_two_hosts_is_the_run_on_one(tmp_path, data):
     assert ["prepares the data" in text for text in errors] == [False, True]
     assert re.search(r"from step (5|1[05])\b", printed[0]), printed[0]
     assert f"Stopped. Step {stopped} is saved" in printed[0]
-    assert "; to go on: the same command again, on every host\n" in printed[0]
+    assert "; to resume: the same command again, on every host\n" in printed[0]
     assert "step" not in printed[1]
 
     # On to one host with half the devices.

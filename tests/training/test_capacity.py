@@ -1,4 +1,4 @@
-"""What cannot fit is refused before it is begun, with the figures and the fields that make it large."""
+"""A run that cannot fit is rejected before it starts, with the sizes and the fields that cause them."""
 
 import dataclasses
 import re
@@ -132,7 +132,7 @@ def test_streams_must_have_something_to_score(protocol, most):
 
 def test_training_streams_are_named_with_their_limit():
     Streams(np.zeros(260, np.uint8), 10, 13, seed=1)
-    with pytest.raises(UserError, match=r"config\.train\.batch_size is 11; .* use more text, at most 10 streams or"):
+    with pytest.raises(UserError, match=r"config\.train\.batch_size is 11, .* use more text, at most 10 streams or"):
         Streams(np.zeros(260, np.uint8), 11, 13, seed=1)
 
 
@@ -143,7 +143,10 @@ def test_training_streams_are_named_with_their_limit():
             {"evaluate": {"batch_size": 100_000}},
             r"config\.evaluate\.batch_size is 100000, but dev has only 1,000 tokens",
         ),
-        ({"train": {"batch_size": 100_000}}, r"config\.train\.batch_size is 100000; the training text has 18,000"),
+        (
+            {"train": {"batch_size": 100_000}},
+            r"config\.train\.batch_size is 100000, so each stream has 0 of the 18,000 tokens",
+        ),
         ({"model": {"layers": 10**8}}, r"this machine has .* GiB"),
     ],
 )

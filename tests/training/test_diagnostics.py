@@ -1,4 +1,4 @@
-"""Warnings come when they should, and not otherwise."""
+"""Warnings appear when they should, and only then."""
 
 import html
 import json
@@ -89,7 +89,7 @@ def test_a_ramp_longer_than_the_limit(kind, ramp, warned):
 def test_concerns_about_the_config_are_said_once_at_the_start(tmp_path, one_device, no_report, capsys):
     config = tiny_config(span={"ramp": 38, "limit": 37}, train={"steps": 2}, model={"attention": "plain", "layers": 1})
     assert train.train(config, tmp_path, "command") == 0
-    start, _, rest = capsys.readouterr().out.partition("first step done")
+    start, _, rest = capsys.readouterr().out.partition("first step finished")
     assert start.count("warning: config.span.ramp is 38, longer than config.span.limit, which is 37") == 1
     assert "config.span.ramp is" not in rest
 

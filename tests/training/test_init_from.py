@@ -64,7 +64,7 @@ def test_a_run_starts_from_another_and_then_from_itself(first_run, tmp_path, cap
     config = config_of(first_run / "text", first_run, train={"steps": 2})
     assert train.train(config, tmp_path / "new", "command") == 0
     printed = capsys.readouterr().out
-    assert f"weights of step 3 of {first_run}" in printed
+    assert f"initialized from step 3 of {first_run}" in printed
     assert "from the beginning" in printed
     longer = config_of(first_run / "text", first_run, train={"steps": 4})
     assert train.train(longer, tmp_path / "new", "command") == 0
@@ -75,7 +75,7 @@ def test_a_run_starts_from_another_and_then_from_itself(first_run, tmp_path, cap
 
 def test_what_does_not_fit_is_named(first_run, tmp_path):
     (tmp_path / "text").write_bytes(b"abcxyd" * 1000)
-    with pytest.raises(UserError, match=r"knows 4 symbols, but 2 of the 6 .* not among them: b'x', b'y'"):
+    with pytest.raises(UserError, match=r"has 4 symbols, but 2 of the 6 .* not among them: b'x', b'y'"):
         train.train(config_of(tmp_path / "text", first_run), tmp_path / "new", "command")
     with pytest.raises(UserError, match=r"another shape; there → here:\n  config\.model\.feedforward: 29 → 31\n"):
         train.train(config_of(first_run / "text", first_run, model={"feedforward": 31}), tmp_path / "new", "command")

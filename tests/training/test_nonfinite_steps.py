@@ -1,4 +1,4 @@
-"""A loss or gradient that is not finite: the update is left out, training goes on or ends, and nothing is spoilt."""
+"""A non-finite loss or gradient: the step is skipped, training continues or ends, and no state is spoiled."""
 
 import json
 import os
@@ -95,11 +95,11 @@ def test_a_run_that_ends_on_a_non_finite_step_saves_and_finishes_nothing(tmp_pat
 
     assert train.train(tiny_config(train={"steps": 3}, **fields), tmp_path / "old", "command") == 0
     finished = (tmp_path / "old" / "result.json").read_bytes()
-    with pytest.raises(UserError, match=r"step 6, .*newest checkpoint is that of step 3"):
+    with pytest.raises(UserError, match=r"step 6, .*newest checkpoint is step 3"):
         train.train(tiny_config(train={"steps": 6} | WILD, **fields), tmp_path / "old", "command")
     assert left(tmp_path / "old")[0] == [3]
     assert (tmp_path / "old" / "result.json").read_bytes() == finished, "that of step 3"
-    # With a rate that works it goes on from there.
+    # With a rate that works it resumes from there.
     assert train.train(tiny_config(train={"steps": 6}, **fields), tmp_path / "old", "command") == 0
 
 
@@ -125,7 +125,7 @@ def test_a_loss_on_test_that_is_not_finite_is_no_result(tmp_path, monkeypatch):
 
     monkeypatch.setattr(train, "score", last_one_fails)
     config = tiny_config(train={"steps": 2}, model={"attention": "plain", "layers": 1})
-    with pytest.raises(UserError, match=r"loss on test after step 2 is not finite.*checkpoint is that of step 2"):
+    with pytest.raises(UserError, match=r"loss on test after step 2 is not finite.*checkpoint is step 2"):
         train.train(config, tmp_path, "command")
     assert left(tmp_path) == ([2], [])
 
@@ -165,11 +165,11 @@ def test_a_run_that_does_not_recover_ends_and_keeps_what_was_good(tmp_path, caps
     with pytest.raises(UserError, match=r"7 steps in a row up to step 16 .*smaller config.train.learning_rate"):
         train.train(wild, tmp_path, "command")
     printed = capsys.readouterr().out
-    assert "step 10: loss or gradient is not finite, its update is left out (1 in a row, 1 in all)" in printed
-    assert "(7 in a row, 7 in all)" in printed
+    assert "step 10 skipped: loss or gradient is not finite (1 in a row, 1 in total)" in printed
+    assert "(7 in a row, 7 in total)" in printed
     assert sealing.sealed_steps(tmp_path / "checkpoints") == [4, 8]
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["nonfinite_steps"] > 0
-    # With a rate that works it goes on from there.
+    # With a rate that works it resumes from there.
     assert train.train(tiny_config(train={"steps": 12}, **fields), tmp_path, "command") == 0
     assert "from step 8" in capsys.readouterr().out

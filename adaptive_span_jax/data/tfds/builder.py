@@ -1,4 +1,4 @@
-"""What the TFDS builders of enwik8 and text8 share: one text, cut at 90 % and 95 %, in records of 1 MB."""
+"""The common part of the TFDS builders of enwik8 and text8: one text, cut at 90 % and 95 %, in records of 1 MB."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +17,9 @@ RECORD_BYTES = 2**20
 class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """A text in its original order, without shuffling, written as array_record, which needs no TensorFlow.
 
-    `archive` names a local copy to use instead of the download. The text is always checked against `SOURCE`; a download
-    is checked before it is unpacked, too. The download is our own rather than `dl_manager`'s, which neither retries a
-    broken transfer nor checks the text inside.
+    `archive` is a local copy to use instead of downloading. The text is always checked against `SOURCE`; a download is
+    also checked before it is decompressed. It does not use `dl_manager`, which neither retries an interrupted transfer
+    nor checks the text inside.
     """
 
     VERSION = tfds.core.Version(VERSION)

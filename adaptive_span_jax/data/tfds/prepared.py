@@ -1,4 +1,4 @@
-"""Prepared corpora on disk: built once, whoever comes first, and read back in a fraction of a second."""
+"""Prepared corpora on disk: built once, by whichever process is first, and read in a fraction of a second."""
 
 import contextlib
 import io
@@ -14,12 +14,12 @@ from adaptive_span_jax.runtime.terminal import counted
 if TYPE_CHECKING:
     from adaptive_span_jax.data.tfds.builder import TextBuilder
 
-VERSION = "1.0.0"  # of the records of both corpora; a change of their content or layout needs a new one
+VERSION = "1.0.0"  # of the records of both corpora; increase it when their content or layout changes
 SPLITS = ("train", "dev", "test")
 
 
 def prepare(name: str, directory: Path, archive: str = "") -> None:
-    """Builds the records of enwik8 or text8 below `directory`, from `archive` or else a download, if not there yet."""
+    """Builds the records of enwik8 or text8 below `directory` unless they exist, from `archive` or a download."""
     if is_prepared(name, directory):
         return
     try:
@@ -27,9 +27,9 @@ def prepare(name: str, directory: Path, archive: str = "") -> None:
         with locking.hold(directory / f".{name}.lock", wait=True) as alone:
             if alone:
                 _remove_leftovers(name, directory)
-            _build(name, directory, archive)  # TFDS does nothing if somebody else did it while we waited
+            _build(name, directory, archive)  # TFDS does nothing if another process built it meanwhile
     except OSError as error:
-        # Without a lock two processes may build at once; the second then cannot rename its result over the first's.
+        # Without a lock, two processes may build at once; the second then fails to rename its result over the first's.
         if not is_prepared(name, directory):
             raise UserError(
                 f"{name} could not be prepared in {directory}: {error}; "
@@ -38,52 +38,53 @@ def prepare(name: str, directory: Path, archive: str = "") -> None:
 
 
 def is_prepared(name: str, directory: Path) -> bool:
-    """Whether complete records are there: the folder gets its name only when they are."""
+    """Whether complete records exist; the folder gets its name only when it is complete."""
     return (folder(name, directory) / "dataset_info.json").exists()
 
 
 def check_archive(name: str, archive: str) -> None:
-    """Refuses a local copy whose text is not the published one."""
+    """Raises if the text of a local archive is not the published one."""
     checked_text(_builder(name).SOURCE, Path(archive).expanduser())
 
 
 def read(name: str, directory: Path) -> tuple[bytearray, bytearray, bytearray]:
     """The prepared texts of train, dev and test.
 
-    Read without TFDS, whose import takes longer than reading 100 MB; `tests/datasets/` holds it against TFDS.
+    Does not use TFDS, whose import takes longer than reading 100 MB; `tests/data/tfds/` compares the two.
     """
     place = folder(name, directory)
     try:
         train, dev, test = (_read_split(place, f"{name}-{split}.array_record") for split in SPLITS)
     except (OSError, ValueError, RuntimeError, IndexError) as error:
         raise UserError(
-            f"The prepared {name} in {place} is damaged: {error}. Delete that folder; the next start prepares it anew"
+            f"The prepared {name} in {place} is damaged: {error}. Delete that folder to prepare it again"
         ) from error
     return train, dev, test
 
 
 def folder(name: str, directory: Path) -> Path:
-    """Where the records of a corpus are, once prepared."""
+    """The folder of a corpus's prepared records."""
     return directory / name / VERSION
 
 
 def _read_split(folder: Path, prefix: str) -> bytearray:
-    from array_record.python import array_record_module  # here, so that only benchmark corpora need it
+    from array_record.python import array_record_module  # imported here, because only enwik8 and text8 need it
 
     shards = sorted(folder.glob(f"{prefix}-*-of-*"))
     if not shards or len(shards) != int(shards[0].name.rpartition("-")[2]):
-        raise ValueError(f"found {counted(len(shards), 'file')} named {prefix}-…, not all of them")
+        raise ValueError(f"incomplete: only {counted(len(shards), 'file')} named {prefix}-…")
     text = bytearray()
     for shard in shards:
         reader = array_record_module.ArrayRecordReader(str(shard))
-        for index in range(reader.num_records()):  # one by one: half the time of all at once, which is memory traffic
+        # One by one takes half the time of reading all at once, because of memory traffic.
+        for index in range(reader.num_records()):
             text += _text(reader.read([index])[0])
         reader.close()
     return text
 
 
 def _text(record: bytes) -> memoryview:
-    """The one feature in a serialized tf.train.Example: Example.features.feature["text"].bytes_list.value."""
+    """The only feature of a serialized tf.train.Example: Example.features.feature["text"].bytes_list.value."""
     message = memoryview(record)
     for field in (1, 1, 2, 1, 1):
         message = _field(message, field)
@@ -91,7 +92,7 @@ def _text(record: bytes) -> memoryview:
 
 
 def _field(message: memoryview, number: int) -> memoryview:
-    """The first field with this number, in a protocol buffer all of whose fields have a length."""
+    """The first field with this number, in a protocol buffer with only length-delimited fields."""
     position = 0
     while True:
         tag, position = message[position], position + 1
@@ -104,7 +105,7 @@ def _field(message: memoryview, number: int) -> memoryview:
                 break
         end = position + length
         if end > len(message):
-            raise ValueError("a record ends early")
+            raise ValueError("a record is truncated")
         if tag == number << 3 | 2:
             return message[position:end]
         position = end
@@ -122,12 +123,12 @@ def _build(name: str, directory: Path, archive: str) -> None:
 
     builder = _builder(name)(data_dir=directory, archive=archive)
     tfds.disable_progress_bar()  # the builder shows its own
-    with contextlib.redirect_stdout(io.StringIO()):  # TFDS announces a download of unknown size, even from a local file
+    with contextlib.redirect_stdout(io.StringIO()):  # TFDS reports a download of unknown size, even for a local file
         builder.download_and_prepare()
 
 
 def _remove_leftovers(name: str, directory: Path) -> None:
-    """Removes what a killed preparation left behind."""
+    """Removes the files of a killed preparation."""
     for folder in (directory / name).glob("incomplete.*"):
         shutil.rmtree(folder)
     for partial in (directory / "downloads").glob(f"{name}.zip.*.part"):

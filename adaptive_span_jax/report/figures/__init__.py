@@ -1,1 +1,1 @@
-"""One file per figure of the report. Start with `drawing.py`: a figure is a picture, words and numbers together."""
+"""One file per figure of the report. Start with `drawing.py`: a figure has a picture, a description and its data."""

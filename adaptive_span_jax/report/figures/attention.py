@@ -8,13 +8,13 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from adaptive_span_jax.model.span import head_spans
 from adaptive_span_jax.report.figures.drawing import BLUE, RED, Drawing, leave_empty, name_at_edge, panels, styled
 
-Head = tuple[int, int]  # its layer and its number in it
+Head = tuple[int, int]  # (layer, head in the layer)
 
 
 def short_and_long_head(weight_LHS: np.ndarray, z_LH: np.ndarray) -> tuple[Head, Head] | None:
-    """The heads of shortest and of longest span; where spans are equal, attention's mean distance decides.
+    """The heads with the shortest and the longest span; if spans are equal, the mean distance of attention decides.
 
-    Heads whose span or weights are not finite are left out; None if there are no others.
+    Heads with non-finite spans or weights are skipped; None if no head remains.
     """
     distance_S = np.arange(1, weight_LHS.shape[-1] + 1)
     mean_LH = (weight_LHS * distance_S).sum(axis=-1)
@@ -28,7 +28,7 @@ def short_and_long_head(weight_LHS: np.ndarray, z_LH: np.ndarray) -> tuple[Head,
 
 @styled
 def attention_patterns(weight_LHS: np.ndarray, z_LH: np.ndarray, ramp: int, queries: int) -> Drawing:
-    """The paper's Figure 1, for the heads of shortest and longest span; column x − 1 of the weights is distance x."""
+    """The paper's Figure 1, for the heads with the shortest and longest span. Column x − 1 of weights: distance x."""
     limit = weight_LHS.shape[-1]
     chosen = short_and_long_head(weight_LHS, z_LH)
     figure, axes = panels()
@@ -48,7 +48,7 @@ def attention_patterns(weight_LHS: np.ndarray, z_LH: np.ndarray, ramp: int, quer
     return Drawing(
         name="attention",
         title="Where a short and a long head look",
-        caption=f"Attention by distance, averaged over {queries:,} tokens of dev; dotted: their spans "
+        caption=f"Attention by distance, averaged over {queries:,} tokens of dev. Dotted lines are the spans "
         "(paper, Figure 1).",
         alt=alt,
         figure=figure,
@@ -65,20 +65,18 @@ def attention_patterns(weight_LHS: np.ndarray, z_LH: np.ndarray, ramp: int, quer
 def _weight_lines(axes: Any, weight_LHS: np.ndarray, z_LH: np.ndarray, chosen: tuple[Head, Head], ramp: int) -> None:
     limit = weight_LHS.shape[-1]
     distance_S = np.arange(1, limit + 1)
-    for (layer, head), colour, dashes in zip(chosen, (BLUE, RED), ("-", "--"), strict=True):
+    for (layer, head), color, dashes in zip(chosen, (BLUE, RED), ("-", "--"), strict=True):
         weight_S, span = weight_LHS[layer, head], float(head_spans(z_LH[layer, head], ramp, limit))
         label = f"layer {layer + 1}, head {head + 1}: span {span:,.1f}"
-        axes.plot(
-            distance_S, np.where(weight_S > 0, weight_S, np.nan), dashes, color=colour, linewidth=1.3, label=label
-        )
-        axes.axvline(span, color=colour, linewidth=0.8, linestyle=":")
+        axes.plot(distance_S, np.where(weight_S > 0, weight_S, np.nan), dashes, color=color, linewidth=1.3, label=label)
+        axes.axvline(span, color=color, linewidth=0.8, linestyle=":")
     lowest = min(float(weight_LHS[at][weight_LHS[at] > 0].min()) for at in chosen)
     furthest = max(int(np.flatnonzero(weight_LHS[at] > 0)[-1]) + 1 for at in chosen)
     axes.set(xscale="log", yscale="log", ylim=(max(lowest / 2, 1e-6), 1.2), xlim=(0.9, furthest * 1.1))
     if furthest < limit:
         name_at_edge(axes, f"S = {limit:,} →", 1)
     axes.set(xlabel="distance (positions back, log scale)", ylabel="mean attention weight (log scale)")
-    if furthest < 200:  # more distances have names where there is room for them
+    if furthest < 200:  # more tick labels if there is space for them
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.xaxis.set_minor_formatter(NullFormatter())

@@ -1,4 +1,4 @@
-"""What a token costs as the limit S grows."""
+"""The cost per token as the limit S grows."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ from adaptive_span_jax.report.figures.drawing import BLUE, GREEN, PINK, RED, Dra
 
 @styled
 def cost_by_limit(config: Config, z_LH: np.ndarray, furthest_z_LH: np.ndarray) -> Drawing:
-    """The paper's Figure 3, right: a fixed span against this model, whose heads keep their spans but stay below S."""
+    """The paper's Figure 3, right: a fixed span compared with this model, whose spans are capped at S."""
     highest = max(config.span.limit, 8192)
     limits = [2**power for power in range(6, math.ceil(math.log2(highest)) + 1)]
     names = ("fixed_span", "this_model", "this_model_executed", "this_model_published_algorithm")
@@ -30,25 +30,25 @@ def cost_by_limit(config: Config, z_LH: np.ndarray, furthest_z_LH: np.ndarray) -
         "this model, as executed here",
         "this model, published algorithm",
     )
-    for cost, (colour, dashes, marker), label in zip(list(zip(*rows, strict=True))[1:], looks, labels, strict=False):
+    for cost, (color, dashes, marker), label in zip(list(zip(*rows, strict=True))[1:], looks, labels, strict=False):
         millions = [count / 1e6 for count in cost]
-        axes.plot(limits, millions, dashes, marker=marker, color=colour, markersize=4, linewidth=1.3, label=label)
+        axes.plot(limits, millions, dashes, marker=marker, color=color, markersize=4, linewidth=1.3, label=label)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.set(xlabel="limit S (positions, log scale)", ylabel="million multiply-adds per token", ylim=(0, None))
     axes.legend(fontsize=8)
     counted = (
-        "The first two in the paper's counting (paper, Figure 3 right); the others count every product, also those of "
-        "masked pairs in a tile and of projecting the memory again."
+        "The first two are counted as in the paper (Figure 3, right); the others count every product, including masked "
+        "pairs in a tile and the repeated projection of memory."
         if known
-        else "In the paper's counting (paper, Figure 3 right). This model is left out: its spans are not finite."
+        else "Counted as in the paper (Figure 3, right). This model is not shown: its spans are not finite."
     )
     return Drawing(
         name="cost",
         title="Cost per token as S grows",
         caption=f"Multiply-adds of the forward pass. {counted}",
         alt=f"From S = {limits[0]} to S = {limits[-1]} a fixed span costs {rows[0][1] / 1e6:.2f} to "
-        f"{rows[-1][1] / 1e6:.2f} million multiply-adds a token"
+        f"{rows[-1][1] / 1e6:.2f} million multiply-adds per token"
         + (f", this model {rows[0][2] / 1e6:.2f} to {rows[-1][2] / 1e6:.2f}." if known else "."),
         figure=figure,
         columns=("limit", *names)[: len(rows[0])],
@@ -57,7 +57,7 @@ def cost_by_limit(config: Config, z_LH: np.ndarray, furthest_z_LH: np.ndarray) -
 
 
 def _costs(config: Config, z_LH: np.ndarray, furthest_z_LH: np.ndarray, limit: int) -> tuple[float, float, float]:
-    """This model's multiply-adds per token with a limit of S, in three ways of counting."""
+    """This model's multiply-adds per token with limit S, counted in three ways."""
     # A larger limit does not make a head reach further.
     average = span.average_span(np.minimum(z_LH, limit), config.span.ramp, min(limit, config.span.limit))
     config = dataclasses.replace(config, span=dataclasses.replace(config.span, limit=limit))

@@ -9,7 +9,7 @@ _PER_ROW = 40
 
 @styled
 def passage_spans(passage: bytes, span_T: np.ndarray) -> Drawing:
-    """The paper's Figure 6: spans while each character is read, averaged over all heads."""
+    """The paper's Figure 6: the span at each character, averaged over all heads."""
     span_T = np.where(np.isfinite(span_T), span_T, np.nan)
     reason = None if np.isfinite(span_T).any() else "no span is finite" if passage else "there is no text"
     rows = max(1, -(-len(passage) // _PER_ROW))
@@ -35,7 +35,7 @@ def passage_spans(passage: bytes, span_T: np.ndarray) -> Drawing:
     return Drawing(
         name="passage",
         title="Span along a passage",
-        caption="Average over all heads while the character below is read (paper, Figure 6).",
+        caption="Average span over all heads at each character (paper, Figure 6).",
         alt=alt,
         figure=figure,
         columns=("position", "byte", "character", "average_span_positions"),
@@ -47,6 +47,6 @@ def passage_spans(passage: bytes, span_T: np.ndarray) -> Drawing:
 
 
 def _shown(byte: int) -> str:
-    """A visible character; bytes outside ASCII, which are only parts of characters, are dots."""
+    """A visible character; a dot for non-ASCII bytes, which are only parts of characters."""
     special = {ord("\n"): "↵", ord("\t"): "⇥", ord(" "): "␣"}
     return special.get(byte, chr(byte) if 32 < byte < 127 else "·")

@@ -1,4 +1,4 @@
-"""How far each head reads, at the end and on the way there."""
+"""The span of every head, at the end and during training."""
 
 import matplotlib
 import numpy as np
@@ -18,12 +18,12 @@ from adaptive_span_jax.report.figures.drawing import (
     styled,
 )
 
-# A limit within this factor of the spans is drawn; one further away would leave most of the figure empty.
+# A limit within this factor of the spans is drawn; a more distant one would leave most of the figure empty.
 _CLOSE = 1.25
 
 
 def span_heat_map(z_LH: np.ndarray, ramp: int, limit: int) -> Figure:
-    """The span of every head in positions, ramp included, one row per layer with the last layer on top."""
+    """A heat map of every head's span in positions, including the ramp: one row per layer, the last layer on top."""
     span_LH = head_spans(z_LH, ramp, limit)
     layers, heads = span_LH.shape
     figure = Figure(figsize=(1.8 + 0.55 * heads, 1.4 + 0.4 * layers), layout="constrained")
@@ -37,9 +37,9 @@ def span_heat_map(z_LH: np.ndarray, ramp: int, limit: int) -> Figure:
     for layer, head in np.ndindex(layers, heads):
         value = span_LH[layer, head]
         finite = np.isfinite(value)
-        colour = "white" if finite and scale(value) <= 0.5 else "black"
+        color = "white" if finite and scale(value) <= 0.5 else "black"
         text = f"{value:.1f}" if finite else "–"
-        axes.text(head, layer, text, ha="center", va="center", fontsize=8, color=colour)
+        axes.text(head, layer, text, ha="center", va="center", fontsize=8, color=color)
     axes.set(xlabel="head", ylabel="layer", title="Span of every head (positions)")
     axes.set_xticks(range(heads), [str(head + 1) for head in range(heads)])
     axes.set_yticks(range(layers), [str(layer + 1) for layer in range(layers)])
@@ -49,7 +49,7 @@ def span_heat_map(z_LH: np.ndarray, ramp: int, limit: int) -> Figure:
 
 
 def _why_empty(span: np.ndarray) -> str | None:
-    """Why there is nothing to draw, if there is nothing."""
+    """The reason why there is nothing to draw, or None."""
     if not span.size:
         return "no spans were logged" if span.ndim == 3 else "the model has no heads"
     return None if np.isfinite(span).any() else "no span is finite"
@@ -57,7 +57,7 @@ def _why_empty(span: np.ndarray) -> str | None:
 
 @styled
 def spans_by_layer(z_LH: np.ndarray, ramp: int, limit: int, averaged: str = "") -> Drawing:
-    """The paper's Figure 5; `averaged`: over which tokens, where spans depend on them."""
+    """The paper's Figure 5; `averaged`: over which tokens, if spans depend on them."""
     span_LH = head_spans(z_LH, ramp, limit)
     layers, heads = span_LH.shape
     figure, axes = panels()
@@ -69,7 +69,7 @@ def spans_by_layer(z_LH: np.ndarray, ramp: int, limit: int, averaged: str = "") 
         leave_empty(axes, reason)
         alt = f"Empty: {reason}."
     else:
-        # Heads of a layer stand side by side, so that equal spans do not hide each other.
+        # Heads of a layer are drawn side by side, so that equal spans do not overlap.
         layer_LH = np.arange(1, layers + 1)[:, None] + 0.5 * (np.arange(heads)[None, :] + 0.5 - heads / 2) / heads
         axes.plot(layer_LH.ravel(), span_LH.ravel(), "o", color=BLUE, markersize=4)
         _span_axis(axes, span_LH, ramp, limit)
@@ -83,7 +83,7 @@ def spans_by_layer(z_LH: np.ndarray, ramp: int, limit: int, averaged: str = "") 
     return Drawing(
         name="spans",
         title="Span of every head",
-        caption=f"Each dot is a head{', ' * bool(averaged)}{averaged}; the span counts the ramp of {ramp} positions "
+        caption=f"Each dot is a head{', ' * bool(averaged)}{averaged}; spans include the ramp of {ramp} positions "
         f"(paper, Figure 5).{missing}",
         alt=alt,
         figure=figure,
@@ -115,7 +115,7 @@ def span_history(steps_N: np.ndarray, z_NLH: np.ndarray, ramp: int, limit: int) 
     return Drawing(
         name="span_history",
         title="Spans over training",
-        caption="One line per head; colours go from the first layer to the last.",
+        caption="One line per head; colors go from the first layer to the last.",
         alt=alt,
         figure=figure,
         columns=("step", "layer", "head", "span_positions"),
@@ -127,22 +127,22 @@ def span_history(steps_N: np.ndarray, z_NLH: np.ndarray, ramp: int, limit: int) 
 
 
 def _span_lines(figure: Figure, axes: matplotlib.axes.Axes, steps_N: np.ndarray, span_NLH: np.ndarray) -> None:
-    """One line per head in its layer's colour, and which colour is which layer."""
+    """Draws one line per head in its layer's color, and the legend of layers."""
     layers = span_NLH.shape[1]
-    for layer, colour in enumerate(shades(layers)):
-        lines = axes.plot(steps_N, span_NLH[:, layer], color=colour, linewidth=1)
+    for layer, color in enumerate(shades(layers)):
+        lines = axes.plot(steps_N, span_NLH[:, layer], color=color, linewidth=1)
         lines[0].set_label(f"layer {layer + 1}")
     axes.set(xlabel="step")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    # Of many layers some are named: colours follow the order.
+    # With many layers, only some are in the legend; colors follow their order.
     handles, labels = axes.get_legend_handles_labels()
     every = -(-layers // 12)
     figure.legend(handles[::every], labels[::every], loc="outside right upper", fontsize=8, handlelength=1.2)
 
 
 def _span_axis(axes: matplotlib.axes.Axes, span: np.ndarray, ramp: int, limit: int) -> None:
-    """An axis that fits the spans; R and S are lines if they are close to them, else only named at their edge."""
+    """An axis that fits the spans; R and S are drawn as lines if close to the spans, else labeled at the edge."""
     low, high, shortest = float(np.nanmin(span)), float(np.nanmax(span)), min(ramp, limit)
     ramp_near, limit_near = shortest * _CLOSE >= low, limit <= high * _CLOSE
     low, high = min(low, shortest) if ramp_near else low, max(high, limit) if limit_near else high

@@ -1,4 +1,4 @@
-"""Several runs that differ in their span only: what the limit S does to bits, to spans and to cost."""
+"""Runs that differ only in their span: bits, average span and cost against the limit S."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class Point(NamedTuple):
     dev_bits: float
     test_bits: float
     average_span: float
-    flops_per_token: float  # the paper's counting
+    flops_per_token: float  # counted as in the paper
     seconds: float
 
 
@@ -35,12 +35,12 @@ def span_sweep(points: Sequence[Point], unit: str) -> Drawing:
         ("flops_per_token", 1e-6, "million multiply-adds per token"),
     )
     for panel, (name, scale, label) in zip(axes, values, strict=True):
-        for kind, (colour, dashes, marker) in _LOOKS.items():
+        for kind, (color, dashes, marker) in _LOOKS.items():
             chosen = [point for point in points if point.kind == kind]
             found = [(point.limit, getattr(point, name) * scale) for point in chosen]
             found = [(limit, number) for limit, number in found if math.isfinite(number)]
             if found:
-                panel.plot(*zip(*found, strict=True), dashes, marker=marker, color=colour, label=kind)
+                panel.plot(*zip(*found, strict=True), dashes, marker=marker, color=color, label=kind)
         panel.set(xlabel="limit S (positions)", ylabel=label)
         if not panel.lines:
             leave_empty(panel, "no finite numbers")
@@ -60,7 +60,7 @@ def span_sweep(points: Sequence[Point], unit: str) -> Drawing:
     return Drawing(
         name="span_sweep",
         title="Bits, spans and cost as S grows",
-        caption="Runs that differ in nothing but their span (paper, Figure 3).",
+        caption="Runs that differ only in their span (paper, Figure 3).",
         alt="; ".join(
             f"{point.kind} S = {point.limit}: {point.dev_bits:.3f} bits, average span {point.average_span:.1f}"
             for point in points

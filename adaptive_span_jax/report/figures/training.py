@@ -11,7 +11,7 @@ from adaptive_span_jax.report.figures.drawing import BLUE, GREEN, PINK, RED, Dra
 
 @styled
 def training_curves(lines: Sequence[dict[str, Any]], unit: str) -> Drawing:
-    """From the lines of `metrics.jsonl`."""
+    """Draws the lines of `metrics.jsonl`."""
     figure, (bits, rate, speed) = panels(3, 1, height=4.6, sharex=True, height_ratios=(2.2, 1, 1))
 
     curves = (
@@ -21,11 +21,11 @@ def training_curves(lines: Sequence[dict[str, Any]], unit: str) -> Drawing:
         (speed, "tokens_per_second", PINK, "-", None),
     )
     last = []
-    for axes, name, colour, form, label in curves:
+    for axes, name, color, form, label in curves:
         # A number that was not finite is missing or null in the log.
         points = [(line["step"], line[name]) for line in lines if _is_finite(line.get(name))]
         if points:
-            axes.plot(*zip(*points, strict=True), form, color=colour, label=label, linewidth=1.3, markersize=4)
+            axes.plot(*zip(*points, strict=True), form, color=color, label=label, linewidth=1.3, markersize=4)
         if points and label:
             last.append(f"{points[-1][1]:.3f} bits on {label}")
     bits.set(ylabel=f"bits per {unit}")
@@ -44,7 +44,7 @@ def training_curves(lines: Sequence[dict[str, Any]], unit: str) -> Drawing:
     return Drawing(
         name="training",
         title="Training",
-        caption=f"Bits per {unit} on train (mean since the line before) and on dev; learning rate; speed.",
+        caption=f"Bits per {unit} on train (mean since the previous log line) and on dev; learning rate; speed.",
         alt=f"Training curves up to step {lines[-1]['step']}, ending at {' and '.join(last)}."
         if last
         else "Empty: no finite bits were logged.",

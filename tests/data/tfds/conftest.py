@@ -1,4 +1,4 @@
-"""Small texts instead of the real ones, for every test of this folder."""
+"""Small texts in place of the real ones, for all tests of this folder."""
 
 import pytest
 

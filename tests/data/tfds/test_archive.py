@@ -1,4 +1,4 @@
-"""A local copy instead of the download: which are taken, and how the others are refused."""
+"""A local archive instead of the download: which ones are accepted, and the errors for the others."""
 
 import bz2
 import gzip
@@ -74,7 +74,7 @@ def test_a_wrong_archive_is_refused_with_both_hashes_and_leaves_nothing(tmp_path
     assert str(archive) in message
     assert f"{facts.text_bytes:,} bytes with SHA-256 {facts.text_sha256}" in message
     assert f"with SHA-256 {found}" in message
-    assert f"Fetch {facts.url}" in message
+    assert f"Download {facts.url}" in message
     assert files_in(tmp_path / "cache") == [".enwik8.lock"]
     corpus.load(data(tmp_path / "cache", archive=write_good(tmp_path)))  # and the right one then works
 
@@ -89,24 +89,26 @@ def test_the_right_zip_with_the_wrong_text_is_refused(tmp_path, monkeypatch):
     other = "0" * 64
     wrong = Source(facts.name, facts.url, facts.zip_bytes, facts.zip_sha256, facts.text_bytes, other)
     monkeypatch.setattr(Enwik8, "SOURCE", wrong)
-    with pytest.raises(UserError, match=f"expected 20,011 bytes with SHA-256 {other}, found .* {facts.text_sha256}"):
+    with pytest.raises(UserError, match=f"expected 20,011 bytes with SHA-256 {other}, got .* {facts.text_sha256}"):
         corpus.load(data(tmp_path / "cache", archive=tmp_path / "enwik8.zip"))
 
 
 def test_a_truncated_gz_says_what_was_expected(tmp_path):
     (tmp_path / "enwik8.gz").write_bytes(gzip.compress(enwik8_text())[:-50])
     found = hashlib.sha256((tmp_path / "enwik8.gz").read_bytes()).hexdigest()
-    with pytest.raises(UserError, match=f"enwik8.gz cannot be read: .*{Enwik8.SOURCE.text_sha256}.* found .*{found}"):
+    with pytest.raises(
+        UserError, match=f"enwik8.gz cannot be read: .*{Enwik8.SOURCE.text_sha256}.* the file has .*{found}"
+    ):
         corpus.load(data(tmp_path / "cache", archive=tmp_path / "enwik8.gz"))
     assert files_in(tmp_path / "cache") == [".enwik8.lock"]
 
 
 def test_a_missing_archive_is_named(tmp_path):
-    with pytest.raises(UserError, match=f"There is no file {tmp_path}/gone.zip. Fetch http"):
+    with pytest.raises(UserError, match=f"{tmp_path}/gone.zip does not exist. Download http"):
         corpus.load(data(tmp_path / "cache", archive=tmp_path / "gone.zip"))
 
 
 def test_a_folder_as_archive_is_named(tmp_path):
-    with pytest.raises(UserError, match=f"{tmp_path} is a folder; name the file: .*archive={tmp_path}/enwik8.zip"):
+    with pytest.raises(UserError, match=f"{tmp_path} is a folder; pass the file: .*archive={tmp_path}/enwik8.zip"):
         corpus.load(data(tmp_path / "cache", archive=tmp_path))
     assert files_in(tmp_path / "cache") == [".enwik8.lock"]

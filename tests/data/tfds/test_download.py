@@ -1,4 +1,4 @@
-"""The download, against a server on this machine that breaks off, is busy, or has something else."""
+"""The download, from a local server that disconnects, is busy, or sends something else."""
 
 import contextlib
 import http.server
@@ -86,7 +86,7 @@ def test_a_download_survives_troubles(tmp_path, monkeypatch, capfd, troubles, ra
 
 def test_a_wrong_download_is_refused_at_once(tmp_path, monkeypatch):
     with serving(monkeypatch, b"<html>Please log in to this network</html>") as server:
-        with pytest.raises(UserError, match=f"What {server.url} sent is not enwik8: expected .* found 42 bytes"):
+        with pytest.raises(UserError, match=f"The file from {server.url} is not enwik8: expected .* got 42 bytes"):
             corpus.load(data(tmp_path / "cache"))
         assert server.requests == ["all"]
     assert files_in(tmp_path / "cache") == [".enwik8.lock"]
@@ -108,9 +108,9 @@ def test_without_network_the_message_says_what_to_fetch_and_where_to_put_it(tmp_
         corpus.prepare(data(tmp_path / "cache"))
     facts, message = Enwik8.SOURCE, str(error.value)
     assert f"{facts.url}: [Errno 111] Connection refused (attempt 4 of 4)" in message
-    assert f"Fetch {facts.url} ({facts.zip_bytes:,} bytes, SHA-256 {facts.zip_sha256})" in message
+    assert f"Download {facts.url} ({facts.zip_bytes:,} bytes, SHA-256 {facts.zip_sha256})" in message
     assert "--config.data.archive=PATH/enwik8.zip" in message
     place = tmp_path / "cache" / "downloads" / "enwik8.zip"
-    assert f"put it at {place}" in message
+    assert f"save it as {place}" in message
     place.write_bytes((tmp_path / "enwik8.zip").read_bytes())  # as told
     assert len(corpus.load(data(tmp_path / "cache")).vocabulary) == 205

@@ -1,4 +1,4 @@
-"""Preparing happens once: when killed, when two do it at once, and where its result is kept."""
+"""Data is prepared once, even after a kill or by two processes at a time; and where it is stored."""
 
 import contextlib
 import signal
@@ -132,7 +132,7 @@ def test_the_mode_shows_what_it_made_and_what_was_there(tmp_path, capsys, before
         corpus.prepare(config)
     assert prepare.prepare(config) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith(f"enwik8, {'already there' if before else 'prepared now'}\n")
+    assert printed.startswith(f"enwik8, {'already prepared' if before else 'prepared'}\n")
     for expected in (
         "train 18,009, dev 1,001, test 1,001",
         "205 symbols",

@@ -1,4 +1,4 @@
-"""What the published corpora are: splits, symbols, ids, and records as TFDS writes and reads them."""
+"""The published corpora: splits, symbols, ids, and records as TFDS writes and reads them."""
 
 import re
 
@@ -84,9 +84,7 @@ def test_damaged_records_are_noticed(tmp_path):
     with pytest.raises(UserError, match=r"enwik8 in .*1\.0\.0 is damaged.* Delete that folder"):
         corpus.load(config)
     shard.rename(shard.with_name("enwik8-train.array_record-00000-of-00002"))
-    with pytest.raises(
-        UserError, match=r"1\.0\.0 is damaged: found 1 file named .*, not all of them.* Delete that folder"
-    ):
+    with pytest.raises(UserError, match=r"1\.0\.0 is damaged: incomplete: only 1 file named .* Delete that folder"):
         corpus.load(config)
 
 

@@ -1,4 +1,4 @@
-"""A stand-in for Google Cloud Storage, for every test of this folder."""
+"""A stand-in for Google Cloud Storage, for all tests of this folder."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Files and sealed folders in a bucket; at whichever request a process is killed, nothing looks whole that is not."""
+"""Files and sealed folders in a bucket: whichever request a kill interrupts, nothing incomplete looks intact."""
 
 import importlib.util
 import math
@@ -24,7 +24,7 @@ def test_a_place_is_a_folder_or_in_a_bucket(monkeypatch):
         with pytest.raises(UserError, match="is not a valid workdir"):
             storage.place(wrong)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"needs gcsfs: pip install \"\.\[gcs\]\""):
+    with pytest.raises(UserError, match=r"requires gcsfs: run pip install \"\.\[gcs\]\""):
         storage.place("gs://bucket/run")
 
 
@@ -59,7 +59,7 @@ def test_sealed_folders_in_a_bucket(bucket, capsys):
     make_sealed(directory, 6)
     (directory / "6" / "deep" / "c").write_bytes(b"thrEe")
     assert verify.verify(directory.parent) == 1
-    assert "damaged: deep/c is not what was written" in capsys.readouterr().out
+    assert "damaged: deep/c has changed" in capsys.readouterr().out
     assert str(sealing.set_aside(directory / "6")) == "gs://bucket/sealed/checkpoints/damaged/6"
     make_sealed(directory, 6)
     (directory / "6" / "a").unlink()
