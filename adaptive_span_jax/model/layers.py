@@ -80,8 +80,8 @@ class SpanAttention(nnx.Module):
         dtype = hidden_BTD.dtype
         z_BTH = self.span(hidden_BTD)
         width, heads, _ = self.key_DHK.shape
-        path = paths.path(self.path, hidden_BTD.shape[1], width, heads, memory.limit, memory.ring, dtype)
-        output_BTHK = path.attend(
+        attend = paths.attend_by(self.path, hidden_BTD.shape[1], width, heads, memory.limit, memory.ring, dtype)
+        output_BTHK = attend(
             self._query(hidden_BTD),
             hidden_BTD,
             memory,

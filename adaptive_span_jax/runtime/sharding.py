@@ -118,6 +118,12 @@ def platform() -> str:
     return jax.default_backend() if device is None else device.platform
 
 
+def cores_per_device() -> int:
+    """How many cores a device has that a program is traced for: two on TPU v5p, where a kernel must use both itself."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return 1 if device is None else device.num_cores or 1
+
+
 def on_mesh(mesh: Mesh) -> AbstractContextManager:
     """The context for tracing in which `per_device` and `all_gather` know the mesh."""
     return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)

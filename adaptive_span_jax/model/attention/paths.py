@@ -1,6 +1,7 @@
 """Which path computes the attention: the one that was asked for, or the fastest that can."""
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 from jax.typing import DTypeLike
@@ -11,14 +12,6 @@ from adaptive_span_jax.model.memory import ring_rows
 from adaptive_span_jax.runtime import sharding
 
 
-class Path(Protocol):
-    """The interface of a path: a module with the signature of `reference.attend`."""
-
-    def attend(self, query_BTHK: jax.Array, /, *args: object, **kwargs: object) -> jax.Array:
-        """Each head's weighted average of the values it sees: output_BTHK."""
-        ...
-
-
 class Choice(NamedTuple):
     """A path and, where it is not the fused kernels, why not."""
 
@@ -26,7 +19,7 @@ class Choice(NamedTuple):
     reason: str | None = None
 
 
-_MODULES = {"fused": fused, "per_head": per_head, "plain": reference}
+_PATHS = {"fused": fused.attend, "per_head": per_head.attend, "plain": reference.attend}
 
 
 def choose(
@@ -46,6 +39,8 @@ def choose_for(config: Config, platform: str) -> Choice:
     return choose(sizes.attention, segment, sizes.width, sizes.heads, limit, ring, sizes.compute_dtype, platform)
 
 
-def path(asked: str, segment: int, width: int, heads: int, limit: int, ring: int, dtype: DTypeLike) -> Path:
-    """The module of the chosen path, on the platform that is traced for."""
-    return _MODULES[choose(asked, segment, width, heads, limit, ring, dtype, sharding.platform()).name]
+def attend_by(
+    asked: str, segment: int, width: int, heads: int, limit: int, ring: int, dtype: DTypeLike
+) -> Callable[..., jax.Array]:
+    """`attend` of the chosen path, on the platform that is traced for."""
+    return _PATHS[choose(asked, segment, width, heads, limit, ring, dtype, sharding.platform()).name]

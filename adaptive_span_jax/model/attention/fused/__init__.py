@@ -11,16 +11,16 @@ neighboring key blocks. Cell [c, j] of the step's tile holds the one key that st
           2   · · ■ ■ ■ ■ ■ ■       ■ ■ · · · · · ·      →      ■ ■ ▒ ▒ ▒ ▒ ▒ ▒       ▒ else:  block i − d − 1
           3   · · · ■ ■ ■ ■ ■       ■ ■ ■ · · · · ·             ■ ■ ■ ▒ ▒ ▒ ▒ ▒
 
-- *Content scores* come by key block. The product with block i − d was computed in the step before, as its newer half, so
-  each step computes one product and selects: the carried scores where j < c, the new ones elsewhere.
+- *Content scores* come by key block. The step before has computed the product with block i − d, so each step computes
+  one product and selects: the carried scores where j < c, the new ones elsewhere.
 - *Position scores* come by distance: one product with the 128 rows of the position table for this step, whose row c is
   then rolled right by c, a single instruction (tiles.skew).
 - *Mask and dropout* depend on (c, j, d) alone, so one mask serves all query blocks.
 - *Values* need whole key blocks. The weights right of the diagonal are carried to the next step, where they complete
   the tile of their key block. The backward pass carries score gradients the same way.
 
-There are no half-empty tiles on a diagonal: a head of reach r takes exactly ⌈r / 128⌉ steps. All but the last one or two
-of them lie within the span and need no mask.
+There are no half-empty tiles on a diagonal: a head of reach r takes exactly ⌈r / 128⌉ steps. All but the last one or
+two lie within the span and need no mask.
 
 **Cost.** A head of reach 64 or less, like most heads of a trained model, takes a path without steps or carries: every
 query looks at 128 keys. Others pay a fixed price to set up and to finish, and the same for every step. So a head that

@@ -147,8 +147,10 @@ _attend.defvjp(_forward, _backward)
 def _sizes(setting: _Setting, inputs: _Inputs) -> Sizes:
     streams, length, width = inputs.segment_BTD.shape
     _, heads, head_width = inputs.key_DHK.shape
+    cores = sharding.cores_per_device()
     return Sizes(
         streams=streams,
+        cores=cores if streams % cores == 0 else 1,
         segment=length,
         heads=heads,
         head_width=head_width,
@@ -233,9 +235,11 @@ def _unpack(sizes: Sizes, inputs: _Inputs, weights_DE: jax.Array, grads: Gradien
         "BTD,BTE->DE", inputs.segment_BTD, grads.segment_BTE, preferred_element_type=jnp.float32
     ) + jnp.einsum("BJD,BJE->DE", _newest(inputs), grads.newest_BJE, preferred_element_type=jnp.float32)
     d_weights_DHPK = d_weights_DE.reshape(sizes.width, sizes.heads, 2, sizes.part)[..., : sizes.head_width]
-    older_HPKD = grads.weights_HED.reshape(sizes.heads, 2, sizes.rows, sizes.width)[:, :, : sizes.head_width]
+    older_HPKD = grads.weights_CHED.sum(axis=0).reshape(sizes.heads, 2, sizes.rows, sizes.width)[
+        :, :, : sizes.head_width
+    ]
     older_DHPK = jnp.transpose(older_HPKD, (3, 0, 1, 2))
-    d_table_XJK = jnp.swapaxes(grads.table_XKJ, 1, 2)[:, ::-1, : sizes.head_width]
+    d_table_XJK = jnp.swapaxes(grads.table_CXKJ.sum(axis=0), 1, 2)[:, ::-1, : sizes.head_width]
     d_z_BTH = jnp.moveaxis(grads.z_BH1T[:, :, 0], 1, 2)
     shared = tuple(axis for axis in (0, 1) if inputs.z_BTH.shape[axis] == 1)
     found = {

@@ -12,7 +12,7 @@ projections, so it is multiplied with the block's hidden states on the spot.
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,20 +45,20 @@ _LARGEST_EXPONENT = math.log2(float(jnp.finfo(jnp.float32).max)) / 2
 class Residuals(NamedTuple):
     """What the backward kernel reads besides the forward kernel's operands."""
 
-    output_BTQ: jax.Array
-    log_sum_BH1T: jax.Array
-    d_output_BTQ: jax.Array
+    output_BTQ: Any
+    log_sum_BH1T: Any
+    d_output_BTQ: Any
 
 
 class Gradients(NamedTuple):
     """What it writes. Keys, weights of keys and the table are still to be scaled by 1/√K where they are float32."""
 
-    query_BTQ: jax.Array
-    segment_BTE: jax.Array
-    newest_BJE: jax.Array
-    weights_HED: jax.Array  # of all memory blocks but the newest; float32, [H, 2 · rows, D]
-    table_XKJ: jax.Array  # float32
-    z_BH1T: jax.Array  # float32
+    query_BTQ: Any
+    segment_BTE: Any
+    newest_BJE: Any
+    weights_CHED: Any  # of all memory blocks but the newest, for each core: float32, [C, H, 2 · rows, D]
+    table_CXKJ: Any  # for each core: float32
+    z_BH1T: Any  # float32
 
 
 class _Scratch(NamedTuple):
@@ -97,10 +97,10 @@ class _Scratch(NamedTuple):
 
     @staticmethod
     def shapes(sizes: Sizes, dtype: jnp.dtype, memory_dtype: jnp.dtype) -> "_Scratch":
-        def tile(dtype: jnp.dtype | type = jnp.float32) -> Ref:
+        def tile(dtype: Any = jnp.float32) -> Ref:
             return pltpu.VMEM((sizes.blocks, *TILE), dtype)
 
-        def transposed(count: int, rows: int, dtype: jnp.dtype | type) -> Ref:
+        def transposed(count: int, rows: int, dtype: Any) -> Ref:
             return pltpu.VMEM((count, rows, BLOCK), dtype)
 
         blocks, height, lanes = sizes.blocks, sizes.rows, 2 * sizes.part
@@ -147,7 +147,7 @@ def backward(sizes: Sizes, scalars: Scalars, inputs: layout.Operands, residuals:
         functools.partial(_kernel, sizes),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
-            grid=(sizes.streams, sizes.heads),
+            grid=layout.grid(sizes),
             in_specs=[
                 *layout.operand_specs(sizes),
                 *Residuals(layout.by_stream(sizes), layout.by_query(sizes), layout.by_stream(sizes)),
@@ -157,8 +157,8 @@ def backward(sizes: Sizes, scalars: Scalars, inputs: layout.Operands, residuals:
                     query_BTQ=layout.by_stream(sizes),
                     segment_BTE=layout.by_head(sizes, sizes.segment),
                     newest_BJE=layout.by_head(sizes, BLOCK),
-                    weights_HED=layout.resident(weights),
-                    table_XKJ=layout.resident(table),
+                    weights_CHED=layout.per_core(weights),
+                    table_CXKJ=layout.per_core(table),
                     z_BH1T=layout.by_query(sizes),
                 )
             ),
@@ -167,8 +167,8 @@ def backward(sizes: Sizes, scalars: Scalars, inputs: layout.Operands, residuals:
         out_shape=list(
             Gradients(
                 *(_like(array) for array in (query_BTQ, inputs.segment_BTE, inputs.newest_BJE)),
-                weights_HED=jax.ShapeDtypeStruct(weights, jnp.float32),
-                table_XKJ=jax.ShapeDtypeStruct(table, jnp.float32),
+                weights_CHED=jax.ShapeDtypeStruct((sizes.cores, *weights), jnp.float32),
+                table_CXKJ=jax.ShapeDtypeStruct((sizes.cores, *table), jnp.float32),
                 z_BH1T=_like(residuals.log_sum_BH1T),
             )
         ),
@@ -184,11 +184,7 @@ def _like(array: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 def _kernel(sizes: Sizes, *refs: Ref) -> None:
-    parts = []
-    for kind in (Scalars, layout.Operands, Residuals, Gradients, _Scratch):
-        parts.append(kind(*refs[: len(kind._fields)]))
-        refs = refs[len(kind._fields) :]
-    program = _Backward(sizes, *parts)
+    program = _Backward(sizes, *layout.split(refs, Scalars, layout.Operands, Residuals, Gradients, _Scratch))
     pl.when(program.is_first)(program.first)
     pl.when(program.full < 0)(program.short_head)
     pl.when(program.full >= 0)(program.long_head)
@@ -212,7 +208,7 @@ class _Backward(Program):
 
     def first(self) -> None:
         """Also clears what all programs add to, and hidden states that are multiplied with zeros."""
-        for ref in (self.grads.weights_HED, self.grads.table_XKJ, self.s.hidden_XJD):
+        for ref in (self.grads.weights_CHED, self.grads.table_CXKJ, self.s.hidden_XJD):
             ref[...] = jnp.zeros(ref.shape, ref.dtype)
         super().first()  # starts a copy into the hidden states
 
@@ -406,7 +402,7 @@ class _Backward(Program):
         return mask * d_score, mask * kept
 
     def _score_gradients(self, i: int, masks: tuple[jax.Array, jax.Array] | None) -> None:
-        """Tiles of one key block each: the step's gradients in the newer block, in the older what the step before left."""
+        """Tiles of one key block each: this step's part of it, and right of the diagonal what the step before left."""
         s = self.s
         d_score, weight = self._softmax_gradients(i, masks)
         newer = in_newer_block()
@@ -417,7 +413,7 @@ class _Backward(Program):
     def _by_distance(self, i: int) -> None:
         self.s.d_position_I[i] = unskew_flipped(self.s.d_score_I[i], self.sizes.interpret).astype(self.dtype)
 
-    # ------------------------------------------------------------------------------------- from tiles to what they are of
+    # --------------------------------------------------------------------------------- from tiles to queries and keys
 
     def _through_tile(self, step: jax.Array, i: int) -> None:
         """Adds a tile's part to the gradients of its key block, and of its queries by content."""
@@ -438,7 +434,7 @@ class _Backward(Program):
     def _to_table(self, step: jax.Array | int) -> None:
         s = self.s
         parts = [dot(s.query_flipped_t_I[i], s.d_position_I[i]) for i in range(self.sizes.blocks)]
-        self.grads.table_XKJ[step] += sum(parts[1:], parts[0])
+        self.grads.table_CXKJ[0, step] += sum(parts[1:], parts[0])
 
     def _to_weights_if_memory(self, step: jax.Array) -> None:
         """The key block that the step before completed, if it is of memory: without a branch, which would be longer."""
@@ -465,7 +461,7 @@ class _Backward(Program):
             self._to_weights(block, self.s.d_kv_t[self._at(block)])
 
     def _to_weights(self, block: jax.Array, d_kv_t: jax.Array) -> None:
-        self.grads.weights_HED[self.head] += dot(d_kv_t.astype(self.dtype), self.hidden(-1 - block))
+        self.grads.weights_CHED[0, self.head] += dot(d_kv_t.astype(self.dtype), self.hidden(-1 - block))
 
     def _deliver_segment(self, block: jax.Array) -> None:
         d_kv_t, height = self.s.d_kv_t[self._at(block)], self.sizes.rows

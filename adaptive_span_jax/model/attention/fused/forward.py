@@ -7,7 +7,7 @@ project the memory block that step d + 2 reads.
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,11 @@ from adaptive_span_jax.model.attention.fused.tiles import TILE, dot, dot_t, in_n
 
 # Stands for the logarithm of 0: far below any score, but finite, so that no difference is NaN.
 LOWEST = -1e30
+
+
+class _Outputs(NamedTuple):
+    output_BTQ: Ref
+    log_sum_BH1T: Ref
 
 
 class _Scratch(NamedTuple):
@@ -46,7 +51,7 @@ class _Scratch(NamedTuple):
 
     @staticmethod
     def shapes(sizes: Sizes, dtype: jnp.dtype, memory_dtype: jnp.dtype) -> "_Scratch":
-        def tile(dtype: jnp.dtype | type = jnp.float32) -> Ref:
+        def tile(dtype: Any = jnp.float32) -> Ref:
             return pltpu.VMEM((sizes.blocks, *TILE), dtype)
 
         return _Scratch(
@@ -77,7 +82,7 @@ def forward(sizes: Sizes, scalars: Scalars, inputs: layout.Operands) -> tuple[ja
         functools.partial(_kernel, sizes),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
-            grid=(sizes.streams, sizes.heads),
+            grid=layout.grid(sizes),
             in_specs=layout.operand_specs(sizes),
             out_specs=[layout.by_stream(sizes), layout.by_query(sizes)],
             scratch_shapes=list(scratch),
@@ -93,21 +98,17 @@ def forward(sizes: Sizes, scalars: Scalars, inputs: layout.Operands) -> tuple[ja
 
 
 def _kernel(sizes: Sizes, *refs: Ref) -> None:
-    refs, scratch = refs[: -len(_Scratch._fields)], _Scratch(*refs[-len(_Scratch._fields) :])
-    scalars, refs = Scalars(*refs[: len(Scalars._fields)]), refs[len(Scalars._fields) :]
-    program = _Forward(sizes, scalars, layout.Operands(*refs[:-2]), *refs[-2:], scratch)
+    program = _Forward(sizes, *layout.split(refs, Scalars, layout.Operands, _Outputs, _Scratch))
     pl.when(program.is_first)(program.first)
     pl.when(program.full < 0)(program.short_head)
     pl.when(program.full >= 0)(program.long_head)
 
 
 class _Forward(Program):
-    def __init__(
-        self, sizes: Sizes, scalars: Scalars, inputs: layout.Operands, output_ref: Ref, log_sum_ref: Ref, s: _Scratch
-    ):
+    def __init__(self, sizes: Sizes, scalars: Scalars, inputs: layout.Operands, outputs: _Outputs, s: _Scratch):
         blocks = Blocks(inputs.memory_LBMD, s.hidden_XJD, s.semaphore_X)
         super().__init__(sizes, scalars, inputs.weights_DE, blocks, s.distance, s.spread)
-        self.inputs, self.output_ref, self.log_sum_ref, self.s = inputs, output_ref, log_sum_ref, s
+        self.inputs, self.outputs, self.s = inputs, outputs, s
         self.dtype = inputs.query_BTQ.dtype
 
     def short_head(self) -> None:
@@ -234,9 +235,9 @@ class _Forward(Program):
     def _finish(self, i: int, output: jax.Array, top: jax.Array, total: jax.Array) -> None:
         total = jnp.where(total > 0, total, 1.0)  # a query that sees no key at all
         output *= pl.reciprocal(total) * (1 / (1 - self.sizes.dropout))
-        self.put(self.output_ref, i, self.sizes.part % BLOCK, output)
+        self.put(self.outputs.output_BTQ, i, self.sizes.part % BLOCK, output)
         # The logarithm of a row takes one register, that of a column sixteen.
-        self.log_sum_ref[0, 0, :, rows(i)] = row(top) + jnp.log(row(total)) * math.log2(math.e)
+        self.outputs.log_sum_BH1T[0, 0, :, rows(i)] = row(top) + jnp.log(row(total)) * math.log2(math.e)
 
     def _at(self, block: jax.Array | int) -> jax.Array | int:
         return block & (self.sizes.slots - 1)

@@ -45,29 +45,55 @@ def operand_specs(sizes: Sizes) -> list[pl.BlockSpec]:
 
 def by_stream(sizes: Sizes) -> pl.BlockSpec:
     """All heads of a stream: [1, T, Q]."""
-    return pl.BlockSpec((1, sizes.segment, sizes.heads * sizes.head_width), lambda b, h, *_: (b, 0, 0))
+    shape = (1, sizes.segment, sizes.heads * sizes.head_width)
+    return pl.BlockSpec(shape, lambda core, number, head, *_: (core * sizes.streams_per_core + number, 0, 0))
 
 
 def by_head(sizes: Sizes, positions: int) -> pl.BlockSpec:
     """One head of a stream: [1, positions, E]."""
-    return pl.BlockSpec((1, positions, 2 * sizes.part), lambda b, h, *_: (b, 0, h))
+    shape = (1, positions, 2 * sizes.part)
+    return pl.BlockSpec(shape, lambda core, number, head, *_: (core * sizes.streams_per_core + number, 0, head))
 
 
 def by_query(sizes: Sizes) -> pl.BlockSpec:
     """One number per query of a head: [1, 1, 1, T]."""
-    return pl.BlockSpec((1, 1, 1, sizes.segment), lambda b, h, *_: (b, h, 0, 0))
+    shape = (1, 1, 1, sizes.segment)
+    return pl.BlockSpec(shape, lambda core, number, head, *_: (core * sizes.streams_per_core + number, head, 0, 0))
 
 
 def resident(shape: tuple[int, ...]) -> pl.BlockSpec:
     """The whole array, the same for all programs, and so in VMEM once."""
-    return pl.BlockSpec(shape, lambda b, h, *_: (0,) * len(shape), pipeline_mode=pl.Buffered(1))
+    return pl.BlockSpec(shape, lambda core, number, head, *_: (0,) * len(shape), pipeline_mode=pl.Buffered(1))
+
+
+def per_core(shape: tuple[int, ...]) -> pl.BlockSpec:
+    """An array for the sums of all programs of a core: [1, *shape] of [cores, *shape]."""
+    return pl.BlockSpec(
+        (1, *shape), lambda core, number, head, *_: (core, *(0,) * len(shape)), pipeline_mode=pl.Buffered(1)
+    )
+
+
+def grid(sizes: Sizes) -> tuple[int, int, int]:
+    """(core, stream of the core, head)."""
+    return sizes.cores, sizes.streams_per_core, sizes.heads
 
 
 def compiler_params() -> pltpu.CompilerParams:
-    """Programs run one after the other: they hand memory blocks and sums over streams to each other."""
+    """A core runs its programs one after the other: they hand memory blocks and sums over streams to each other."""
     return pltpu.CompilerParams(
-        dimension_semantics=("arbitrary", "arbitrary"), vmem_limit_bytes=_VMEM_BYTES, disable_bounds_checks=True
+        dimension_semantics=("parallel", "arbitrary", "arbitrary"),
+        vmem_limit_bytes=_VMEM_BYTES,
+        disable_bounds_checks=True,
     )
+
+
+def split(refs: tuple[Ref, ...], *kinds: Any) -> list[Any]:
+    """A kernel's arguments, as the named tuples that they were passed in."""
+    parts = []
+    for kind in kinds:
+        parts.append(kind(*refs[: len(kind._fields)]))
+        refs = refs[len(kind._fields) :]
+    return parts
 
 
 def key(block_JE: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""What a program of either kernel has: its place in the grid, its head's lanes, mask, dropout bits and memory blocks."""
+"""What programs of both kernels have: a place in the grid, their head's lanes, mask, dropout and memory blocks."""
 
 from typing import Any, NamedTuple
 
@@ -49,13 +49,14 @@ class Program:
         self.sizes, self.scalars, self.weights_DE, self.blocks = sizes, scalars, weights_DE, blocks
         self.distance, self.spread = distance, spread  # constant tiles, see `first`
         # Read here: inside a loop's body the compiler does not know them.
-        self.stream, self.head = pl.program_id(0), pl.program_id(1)
+        self.number, self.head = pl.program_id(1), pl.program_id(2)  # number: of the stream among those of this core
+        self.stream = pl.program_id(0) * sizes.streams_per_core + self.number
         self.steps, self.full = scalars.steps_H[self.head], scalars.full_H[self.head]
 
     @property
     def is_first(self) -> jax.Array:
-        """Whether this program runs before all others: what it writes to scratch stays there for them."""
-        return (self.stream == 0) & (self.head == 0)
+        """Whether this program is the first on its core: what it writes to scratch stays there for the others."""
+        return (self.number == 0) & (self.head == 0)
 
     def first(self) -> None:
         """What the first program does before anything else."""
@@ -160,10 +161,11 @@ class Program:
 
     def start_next_program(self) -> None:
         """At the end of a program."""
-        last = self.head == self.sizes.heads - 1
-        stream, head = jnp.where(last, self.stream + 1, self.stream), jnp.where(last, 0, self.head + 1)
+        is_last_head = self.head == self.sizes.heads - 1
+        stream = jnp.where(is_last_head, self.stream + 1, self.stream)
+        head = jnp.where(is_last_head, 0, self.head + 1)
 
-        @pl.when(stream < self.sizes.streams)
+        @pl.when(~is_last_head | (self.number < self.sizes.streams_per_core - 1))
         def _() -> None:
             self._start(stream, head, 1)
 

@@ -24,6 +24,7 @@ class Sizes:
     """Static sizes of one layer's attention on one device."""
 
     streams: int
+    cores: int  # of a device that has several, each of which takes an equal share of the streams
     segment: int
     heads: int
     head_width: int
@@ -35,6 +36,11 @@ class Sizes:
     per_token: bool  # z differs between tokens
     masks_empty: bool  # positions before the valid part of memory are not attended to
     interpret: bool  # run by the interpreter, on any platform
+
+    @property
+    def streams_per_core(self) -> int:
+        """Streams that one core handles, one after the other."""
+        return self.streams // self.cores
 
     @property
     def blocks(self) -> int:
