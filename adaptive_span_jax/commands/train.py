@@ -21,6 +21,7 @@ from adaptive_span_jax.data.corpus import Corpus
 from adaptive_span_jax.data.entropy import order2_bits
 from adaptive_span_jax.data.segments import Position, Streams
 from adaptive_span_jax.model import transformer
+from adaptive_span_jax.model.attention import paths
 from adaptive_span_jax.report import report, result
 from adaptive_span_jax.report.figures.drawing import pixels
 from adaptive_span_jax.report.figures.spans import span_heat_map
@@ -288,6 +289,7 @@ def _show_start(
             "model": f"{transformer.parameter_count(state.params):,} parameters, "
             f"{counted(config.model.layers, 'layer')}, {config.span.kind} spans of at most "
             f"{counted(config.span.limit, 'position')}",
+            "attention": paths.describe(paths.choose_for(config, device.platform)),
             "text": f"{corpus.name}: {parts} tokens (train + dev + test), fingerprint {corpus.fingerprint}",
             "vocabulary": f"{counted(len(corpus.vocabulary), 'symbol')}; order-2 entropy of train {entropy:.3f} bits "
             f"per {corpus.unit}",

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from adaptive_span_jax.config import Config
+from adaptive_span_jax.model.attention.fused.sizes import BLOCK, walk
 from adaptive_span_jax.model.attention.inputs import FAR, NEAR
 from adaptive_span_jax.model.span import reach
 
@@ -19,16 +20,21 @@ PUBLISHED_TRIM = 64
 class Cost(NamedTuple):
     """The cost of one forward pass."""
 
-    far_tiles: jax.Array  # tiles of the far part per stream, over all heads and layers
+    far_tiles: jax.Array  # tiles per stream that heads beyond the shortest reach compute, over all layers
     executed: jax.Array  # multiply-adds per token
     published: jax.Array  # multiply-adds per token of the published algorithm
 
 
-def cost(config: Config, furthest_z_LH: jax.Array) -> Cost:
-    """The cost at these spans, given each head's largest z over tokens."""
-    _, tiles_LHX = far_tiles(config, furthest_z_LH)
-    executed, published = executed_flops(config, furthest_z_LH), published_flops(config, furthest_z_LH)
-    return Cost(tiles_LHX.sum(), executed, published)
+def cost(config: Config, furthest_z_LH: jax.Array, path: str) -> Cost:
+    """The cost at these spans of a path (attention/paths.py), given each head's largest z over tokens."""
+    if path == "fused":
+        steps_LH, full_LH = walk(furthest_z_LH, furthest_z_LH, config.span.ramp, config.span.limit)
+        tiles = jnp.where(full_LH < 0, 0, steps_LH).sum() * (config.train.segment // BLOCK)
+        executed = fused_flops(config, furthest_z_LH)
+    else:
+        tiles = far_tiles(config, furthest_z_LH)[1].sum()
+        executed = executed_flops(config, furthest_z_LH)
+    return Cost(tiles, executed, published_flops(config, furthest_z_LH))
 
 
 def paper_flops(config: Config, average_span: float) -> float:
@@ -39,7 +45,7 @@ def paper_flops(config: Config, average_span: float) -> float:
 
 
 def executed_flops(config: Config, z_LH: jax.Array) -> jax.Array:
-    """Multiply-adds per token of our forward pass at these spans."""
+    """Multiply-adds per token of a forward pass on the path per_head."""
     sizes, length = config.model, config.train.segment
     width = sizes.width
     chunk, padded, queries = _blocks(length)
@@ -51,6 +57,19 @@ def executed_flops(config: Config, z_LH: jax.Array) -> jax.Array:
     tile = queries * config.head_width * (2 * rows + rows + queries)
     far = jnp.where(tiles_LHX > 0, projected + tiles_LHX * tile, 0).sum()
     return sizes.layers * (_dense(config) + near / length) + far / length
+
+
+def fused_flops(config: Config, z_LH: jax.Array) -> jax.Array:
+    """Multiply-adds per token of a forward pass of the fused kernels, without lanes that only pad."""
+    length, width, head_width = config.train.segment, config.model.width, config.head_width
+    steps_LH, full_LH = walk(z_LH, z_LH, config.span.ramp, config.span.limit)
+    tile = length * BLOCK * head_width  # of all query blocks
+    # A step has three tiles: position scores, content scores, values; two more set up and finish what steps carry.
+    # Each step but the first needs a block of memory; one more is projected ahead, and not used.
+    long_LH = (3 * steps_LH + 2) * tile + steps_LH * BLOCK * width * 2 * head_width
+    heads = jnp.where(full_LH < 0, 3 * tile, long_LH).sum()
+    projected = 2 * width**2 * (BLOCK + length)
+    return config.model.layers * (_dense(config) + projected / length) + heads / length
 
 
 def far_tiles(config: Config, z_LH: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -118,6 +118,11 @@ def platform() -> str:
     return jax.default_backend() if device is None else device.platform
 
 
+def platform_of(mesh: Mesh) -> str:
+    """What kind of devices a mesh has."""
+    return mesh.devices.flat[0].platform
+
+
 def cores_per_device() -> int:
     """How many cores a device has that a program is traced for: two on TPU v5p, where a kernel must use both itself."""
     device = jax.sharding.get_abstract_mesh().abstract_device

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.data.segments import ScoredSegment, Segment
 from adaptive_span_jax.model import flops, span, transformer
+from adaptive_span_jax.model.attention import paths
 from adaptive_span_jax.model.dropout import Dropout
 from adaptive_span_jax.model.memory import Memory, memory_sharding
 from adaptive_span_jax.runtime import cpu, sharding
@@ -41,6 +42,7 @@ def make_train_step(
 ) -> TrainStep:
     """The compiled training step for states placed like `state`. It consumes the state it is given."""
     schedule = make_schedule(config.train)
+    path = paths.choose_for(config, sharding.platform_of(mesh)).name
 
     def train_step(state: TrainState, segment: Segment) -> tuple[TrainState, Metrics]:
         rate = config.model.dropout
@@ -55,7 +57,7 @@ def make_train_step(
         updates, opt_state = optimizer.update(gradients, state.opt_state, good=good)
         params: Any = span.project(optax.apply_updates(state.params, updates))
         memory = state.memory.advance(found.inputs_LBTD, config.span.limit, good)
-        cost = flops.cost(config, found.furthest_z_LH)
+        cost = flops.cost(config, found.furthest_z_LH, path)
         metrics = Metrics(found.nats, found.penalty_nats, schedule(state.step), found.z_LH, cost, good)
         return TrainState(state.step + 1, params, opt_state, memory), metrics
 

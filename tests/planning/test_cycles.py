@@ -228,12 +228,12 @@ def test_kernels_of_another_structure_are_refused(text, message):
         (0.0, (True, 0, 0)),  # reaches 33
         (31.0, (True, 0, 0)),  # reaches 64
         (31.5, (True, 0, 0)),
-        (32.0, (False, 0, 1)),  # reaches 65
-        (95.5, (False, 0, 1)),  # reaches 128
-        (96.0, (False, 0, 2)),  # reaches 129
-        (127.2, (False, 1, 1)),  # the ramp starts after 128
-        (2048.0, (False, 16, 1)),  # reaches 2081
-        (8192.0, (False, 64, 0)),  # the limit
+        (32.0, (False, 0, 0)),  # reaches 65: one step, which is the last
+        (95.5, (False, 0, 0)),  # reaches 128
+        (96.0, (False, 0, 1)),  # reaches 129
+        (127.2, (False, 1, 0)),  # the ramp starts after 128
+        (2048.0, (False, 16, 0)),  # reaches 2081
+        (8192.0, (False, 63, 0)),  # the limit; the last step always has a mask
     ],
 )
 def test_turns_of_the_kernel_follow_from_the_span(z, expected):

@@ -27,8 +27,10 @@ def choose(
 ) -> Choice:
     """The path of `model.attention` for one layer's sizes; on its own, fused where it can be."""
     if asked != "auto":
-        return Choice(asked, None if asked == "fused" else "as configured")
-    reason = "no TPU" if platform != "tpu" else fused.unsupported(segment, width, heads, limit, ring, dtype)
+        return Choice(asked, None if asked == "fused" else f"model.attention = {asked}")
+    if platform != "tpu":
+        return Choice("per_head", f"the fused kernels are for TPUs, not for {platform}")
+    reason = fused.unsupported(segment, width, heads, limit, ring, dtype)
     return Choice("per_head", reason) if reason else Choice("fused")
 
 
@@ -37,6 +39,12 @@ def choose_for(config: Config, platform: str) -> Choice:
     sizes, segment, limit = config.model, config.train.segment, config.span.limit
     ring = ring_rows(limit, segment)
     return choose(sizes.attention, segment, sizes.width, sizes.heads, limit, ring, sizes.compute_dtype, platform)
+
+
+def describe(choice: Choice) -> str:
+    """A path in words, and why it is not the fused kernels."""
+    words = {"fused": "fused TPU kernels", "per_head": "per head, by XLA", "plain": "plain reference"}[choice.name]
+    return words if choice.reason is None else f"{words} ({choice.reason})"
 
 
 def attend_by(

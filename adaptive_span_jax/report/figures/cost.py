@@ -3,12 +3,14 @@
 import dataclasses
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from matplotlib.ticker import StrMethodFormatter
 
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.model import flops, span
+from adaptive_span_jax.model.attention import paths
 from adaptive_span_jax.report.figures.drawing import BLUE, GREEN, PINK, RED, Drawing, panels, styled
 
 
@@ -61,5 +63,6 @@ def _costs(config: Config, z_LH: np.ndarray, furthest_z_LH: np.ndarray, limit: i
     # A larger limit does not make a head reach further.
     average = span.average_span(np.minimum(z_LH, limit), config.span.ramp, min(limit, config.span.limit))
     config = dataclasses.replace(config, span=dataclasses.replace(config.span, limit=limit))
-    cost = flops.cost(config, jnp.asarray(np.minimum(furthest_z_LH, limit)))
+    path = paths.choose_for(config, jax.default_backend()).name
+    cost = flops.cost(config, jnp.asarray(np.minimum(furthest_z_LH, limit)), path)
     return flops.paper_flops(config, average), float(cost.executed), float(cost.published)
