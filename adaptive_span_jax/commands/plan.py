@@ -2,7 +2,8 @@
 
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.errors import UserError
-from adaptive_span_jax.planning import roofline
+from adaptive_span_jax.model.attention import paths
+from adaptive_span_jax.planning import cycles, dump, roofline
 from adaptive_span_jax.planning.fit import CORPORA, Fit, compile_for, suggest
 from adaptive_span_jax.planning.topology import Machine
 from adaptive_span_jax.runtime import terminal
@@ -11,14 +12,17 @@ from adaptive_span_jax.runtime import terminal
 def plan(config: Config, topology: str, name: str) -> int:
     """Compiles the train step for a machine and prints what it takes; exit code 0 if it fits, else 1."""
     machine = Machine.parse(topology)
-    if config.model.attention != "per_head" or config.model.compute_dtype == "float64":
-        raise UserError("--mode=plan is for config.model.attention=per_head in float32 or bfloat16")
+    if config.model.attention == "plain" or config.model.compute_dtype == "float64":
+        raise UserError("--mode=plan is not for config.model.attention=plain, nor for float64")
     devices = machine.devices()
     fit = compile_for(config, machine, devices)
     terminal.show_block(f"{name} on {topology}: {len(devices)} × {machine.chip.name}", _describe(config, fit))
     if not fit.fits:
         terminal.say(suggest(config, machine, devices))
-    _show_estimates(config, machine, len(devices), fit)
+    if paths.choose_for(config, machine.chip.platform).name == "fused":
+        _show_cycles(config, machine, len(devices))
+    else:
+        _show_estimates(config, machine, len(devices), fit)
     return 0 if fit.fits else 1
 
 
@@ -35,11 +39,42 @@ def _describe(config: Config, fit: Fit) -> dict[str, str]:
     }
 
 
-def _show_estimates(config: Config, machine: Machine, chips: int, fit: Fit) -> None:
+def _show_cycles(config: Config, machine: Machine, chips: int) -> None:
+    """What a step takes by the TPU compiler's own schedule."""
+    compiled = dump.compile_step(config, machine)
+    _say_run("Cycles of one chip", config)
+    rows, clock = [], cycles.clock(machine.chip)
+    for setting, z_LH in roofline.span_settings(config).items():
+        step = cycles.count_step(config, compiled, z_LH, chips)
+        seconds = step.with_hbm(machine.chip) / clock
+        rows.append(
+            [
+                setting,
+                f"{step.total.cycles / 1e6:.2f} M",
+                f"{step.total.cycles / clock * 1e3:,.1f} ms",
+                f"{seconds * 1e3:,.1f} ms",
+                f"{config.train.batch_size * config.train.segment / seconds:,.0f}",
+                f"{seconds * config.train.steps / 3600:.1f} h",
+            ]
+        )
+    terminal.show_table(["spans", "cycles", "schedule", "with HBM", "tokens/s", "to the end"], rows)
+    terminal.say(
+        "Counted: every cycle of the compiler's schedule, with the turns that follow from the spans, and the bytes that "
+        f"operations move. Assumed: {clock / 1e9:.2f} GHz, and that an operation takes as long as its schedule or its "
+        "traffic, whichever is longer. Left out: waiting for other chips, evaluation, checkpoints. The trained profile "
+        "is made up."
+    )
+
+
+def _say_run(what: str, config: Config) -> None:
     per_step = config.train.batch_size * config.train.segment
     _, text = CORPORA.get(config.data.source, (None, None))
     epochs = f", {config.train.steps * per_step / text:.1f} epochs" if text else ""
-    terminal.say(f"Estimates, not measurements, for {terminal.counted(config.train.steps, 'step')}{epochs}:")
+    terminal.say(f"{what}, for {terminal.counted(config.train.steps, 'step')}{epochs}:")
+
+
+def _show_estimates(config: Config, machine: Machine, chips: int, fit: Fit) -> None:
+    _say_run("Estimates, not measurements", config)
     rows = []
     for setting, z_LH in roofline.span_settings(config).items():
         found = roofline.estimate(config, z_LH, machine.chip, chips, fit.parameters, fit.temporaries)

@@ -12,13 +12,17 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from adaptive_span_jax.runtime import sharding
+
 
 def row_major(array: jax.Array) -> jax.Array:
-    """The array, its last axis contiguous in memory, as it is everywhere but on a TPU.
+    """The array, on a TPU with its last axis contiguous in memory, as it is everywhere else.
 
     XLA:TPU chooses layouts by guesses that reach far. Left alone it keeps hidden states with positions along the lanes,
     so that nearly every product transposes its input, and again for the attention kernel and the memory.
     """
+    if sharding.platform() != "tpu":
+        return array
     return with_layout_constraint(array, Layout(tuple(range(array.ndim))))
 
 
