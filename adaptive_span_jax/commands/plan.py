@@ -59,7 +59,7 @@ def _show_cycles(config: Config, machine: Machine, chips: int) -> None:
         )
     terminal.show_table(["spans", "cycles", "schedule", "with HBM", "tokens/s", "to the end"], rows)
     terminal.say(
-        "Counted: every cycle of the compiler's schedule, with the turns that follow from the spans, and the bytes that "
+        "Counted: every cycle of the compiler's schedule, with the turns that follow from the spans, and bytes that "
         f"operations move. Assumed: {clock / 1e9:.2f} GHz, and that an operation takes as long as its schedule or its "
         "traffic, whichever is longer. Left out: waiting for other chips, evaluation, checkpoints. The trained profile "
         "is made up."
