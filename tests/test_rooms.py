@@ -19,7 +19,7 @@ ALLOWED = {
     },
     "rich": {"runtime/terminal.py", "data/tfds/source.py", "data/tfds/builder.py"},
     "tensorflow_datasets": {f"data/tfds/{name}.py" for name in ("builder", "enwik8", "text8", "prepared")},
-    "jax.experimental": {"runtime/hosts.py", "commands/doctor.py", "planning/topology.py"},
+    "jax.experimental": {"runtime/hosts.py", "commands/doctor.py", "planning/topology.py", "model/linear.py"},
     "jax.distributed": {"runtime/hosts.py"},
     "etils": {"runtime/storage.py"},
     "fsspec": {"runtime/storage.py"},
