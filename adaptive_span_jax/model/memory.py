@@ -103,7 +103,7 @@ class LayerMemory:
         hidden_LBXJD = self.hidden_LBMD.reshape(layers, streams, rows // size, size, width)
         number = (self.end - size) % self.ring // size
         corner = [jnp.asarray(start, jnp.int32) for start in (self.index, 0, number, 0, 0)]
-        return jax.lax.dynamic_slice(hidden_LBXJD, corner, (1, streams, 1, size, width))[0, :, 0]
+        return _opaque(jax.lax.dynamic_slice(hidden_LBXJD, corner, (1, streams, 1, size, width))[0, :, 0])
 
     def with_stream_axis(self, axis: Any) -> "LayerMemory":
         """For a tree that has an axis of streams in place of each array: that of the hidden states is `axis`."""
@@ -115,16 +115,22 @@ class LayerMemory:
         row = (self.end - back) % self.ring
         corner = [jnp.asarray(start, jnp.int32) for start in (self.index, 0, row, 0)]
         block_BJD = jax.lax.dynamic_slice(self.hidden_LBMD, corner, (1, streams, size, width))[0]
-        # TPUs multiply float32 as bfloat16. XLA:TPU hoists that cast over slices, so it would cast the whole memory,
-        # into a copy and twice a step, instead of each block that is read. It does not hoist a cast over arithmetic:
-        # multiply by an opaque 1.
-        return block_BJD * jax.lax.optimization_barrier(jnp.ones((), block_BJD.dtype))
+        return _opaque(block_BJD)
 
     def to_array(self) -> jax.Array:
         """A copy of all S positions, oldest first: memory_BSD."""
         rows = (self.end - self.limit + jnp.arange(self.limit)) % self.ring
         layer_BMD = jax.lax.dynamic_index_in_dim(self.hidden_LBMD, self.index, keepdims=False)
         return jnp.take(layer_BMD, rows, axis=1)
+
+
+def _opaque(block: jax.Array) -> jax.Array:
+    """The block, multiplied by a 1 that the compiler cannot see.
+
+    TPUs multiply float32 as bfloat16. XLA:TPU hoists that cast over slices, so it would cast the whole memory, into a
+    copy and twice a step, instead of each block that is read. It does not hoist a cast over arithmetic.
+    """
+    return block * jax.lax.optimization_barrier(jnp.ones((), block.dtype))
 
 
 def memory_sharding(mesh: Mesh, streams: int) -> Any:

@@ -14,6 +14,7 @@ from adaptive_span_jax.model.attention.fused.layout import Operands
 from adaptive_span_jax.model.attention.fused.program import Scalars
 from adaptive_span_jax.model.attention.fused.sizes import BLOCK, Sizes, walk
 from adaptive_span_jax.model.dropout import Dropout
+from adaptive_span_jax.model.linear import row_major
 from adaptive_span_jax.model.memory import LayerMemory
 from adaptive_span_jax.runtime import sharding
 
@@ -231,9 +232,10 @@ def _unpack(sizes: Sizes, inputs: _Inputs, weights_DE: jax.Array, grads: Gradien
     """The gradients of the inputs, from what the kernel wrote."""
     key_scale = 1 / math.sqrt(sizes.head_width)
     d_segment_BTD = jnp.einsum("BTE,DE->BTD", grads.segment_BTE, weights_DE, preferred_element_type=jnp.float32)
-    d_weights_DE = jnp.einsum(
-        "BTD,BTE->DE", inputs.segment_BTD, grads.segment_BTE, preferred_element_type=jnp.float32
-    ) + jnp.einsum("BJD,BJE->DE", _newest(inputs), grads.newest_BJE, preferred_element_type=jnp.float32)
+    d_weights_DE = sum(
+        row_major(jnp.einsum("BJD,BJE->DE", rows_BJD, d_BJE, preferred_element_type=jnp.float32))
+        for rows_BJD, d_BJE in ((inputs.segment_BTD, grads.segment_BTE), (_newest(inputs), grads.newest_BJE))
+    )
     d_weights_DHPK = d_weights_DE.reshape(sizes.width, sizes.heads, 2, sizes.part)[..., : sizes.head_width]
     older_HPKD = grads.weights_CHED.sum(axis=0).reshape(sizes.heads, 2, sizes.rows, sizes.width)[
         :, :, : sizes.head_width
