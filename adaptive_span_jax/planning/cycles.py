@@ -108,11 +108,11 @@ class KernelCost:
         )
 
     def total(self, turns: KernelTurns, streams: int) -> Count:
-        """What one call takes, on average over the layers."""
+        """What one call takes, on average over the layers; a chip's two cores, if it has two, share the streams."""
         layers, heads = turns.short_LH.shape
-        if self.programs != streams * heads:
+        if self.programs not in (streams * heads, streams * heads / 2):
             raise ScheduleError(f"the kernel's grid has {self.programs} programs for {streams} streams × {heads} heads")
-        times = streams / layers
+        times = self.programs / heads / layers
         return (
             self.call
             + self.program * self.programs

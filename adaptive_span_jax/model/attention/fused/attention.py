@@ -14,7 +14,6 @@ from adaptive_span_jax.model.attention.fused.layout import Operands
 from adaptive_span_jax.model.attention.fused.program import Scalars
 from adaptive_span_jax.model.attention.fused.sizes import BLOCK, Sizes, walk
 from adaptive_span_jax.model.dropout import Dropout
-from adaptive_span_jax.model.linear import row_major
 from adaptive_span_jax.model.memory import LayerMemory
 from adaptive_span_jax.runtime import sharding
 
@@ -93,16 +92,21 @@ class _Inputs(NamedTuple):
     word_BH: jax.Array
 
 
-class _Kept(NamedTuple):
-    """What the forward pass keeps for the backward pass besides the inputs; streams are the first axis."""
+class _Projected(NamedTuple):
+    """Keys and values, streams first."""
 
-    output_BTQ: Any
-    log_sum_BH1T: Any
     segment_BTE: Any
     newest_BJE: Any
 
 
-_KEPT_AXES = _Kept(0, 0, 0, 0)
+class _Kept(NamedTuple):
+    """What the forward pass keeps for the backward pass besides the inputs, streams first."""
+
+    output_BTQ: Any
+    log_sum_BH1T: Any
+    projected: _Projected | None  # None: projected again, see `_keeps_projected`
+
+
 _DIFFERENTIABLE = ("query_BTQ", "segment_BTD", "key_DHK", "value_DHK", "positions_SK", "z_BTH")
 
 
@@ -115,12 +119,13 @@ def _forward(setting: _Setting, inputs: _Inputs) -> tuple[jax.Array, tuple[_Inpu
     def run(inputs: _Inputs) -> _Kept:
         sizes = _sizes(setting, inputs)
         weights_DE = _weights(sizes, inputs)
-        segment_BTE = _project(sizes, inputs.segment_BTD, weights_DE)
-        newest_BJE = _project(sizes, _newest(inputs), weights_DE)
-        operands = _operands(sizes, inputs, weights_DE, segment_BTE, newest_BJE)
-        return _Kept(*forward(sizes, _scalars(sizes, inputs), operands), segment_BTE, newest_BJE)
+        projected = _project(sizes, inputs, weights_DE)
+        output_BTQ, log_sum_BH1T = forward(
+            sizes, _scalars(sizes, inputs), _operands(sizes, inputs, weights_DE, projected)
+        )
+        return _Kept(output_BTQ, log_sum_BH1T, projected if _keeps_projected(inputs) else None)
 
-    kept = sharding.per_device(run, inputs.query_BTQ.shape[0], (_axes(inputs),), _KEPT_AXES)(inputs)
+    kept = sharding.per_device(run, inputs.query_BTQ.shape[0], (_axes(inputs),), _kept_axes(inputs))(inputs)
     return kept.output_BTQ, (inputs, kept)
 
 
@@ -128,7 +133,8 @@ def _backward(setting: _Setting, saved: tuple[_Inputs, _Kept], d_output_BTQ: jax
     def run(inputs: _Inputs, kept: _Kept, d_output_BTQ: jax.Array) -> dict[str, jax.Array]:
         sizes = _sizes(setting, inputs)
         weights_DE = _weights(sizes, inputs)
-        operands = _operands(sizes, inputs, weights_DE, kept.segment_BTE, kept.newest_BJE)
+        projected = kept.projected or _project(sizes, inputs, weights_DE)
+        operands = _operands(sizes, inputs, weights_DE, projected)
         residuals = Residuals(kept.output_BTQ, kept.log_sum_BH1T, d_output_BTQ)
         grads = backward(sizes, _scalars(sizes, inputs), operands, residuals)
         return _unpack(sizes, inputs, weights_DE, grads)
@@ -137,7 +143,7 @@ def _backward(setting: _Setting, saved: tuple[_Inputs, _Kept], d_output_BTQ: jax
     axes = _axes(inputs)
     out_axes = {name: getattr(axes, name) for name in _DIFFERENTIABLE}
     out_axes = {name: sharding.PSUM if axis == sharding.REPLICATED else axis for name, axis in out_axes.items()}
-    run_on_devices = sharding.per_device(run, inputs.query_BTQ.shape[0], (axes, _KEPT_AXES, 0), out_axes)
+    run_on_devices = sharding.per_device(run, inputs.query_BTQ.shape[0], (axes, _kept_axes(inputs), 0), out_axes)
     # Memory, valid length and dropout have no gradient.
     return (_Inputs(**dict.fromkeys(_Inputs._fields) | run_on_devices(*saved, d_output_BTQ)),)
 
@@ -178,6 +184,15 @@ def _axes(inputs: _Inputs) -> _Inputs:
     )
 
 
+def _kept_axes(inputs: _Inputs) -> _Kept:
+    return _Kept(0, 0, _Projected(0, 0) if _keeps_projected(inputs) else None)
+
+
+def _keeps_projected(inputs: _Inputs) -> bool:
+    """In float32, keys and values take twice the memory, but not longer to project again."""
+    return inputs.segment_BTD.dtype == jnp.bfloat16
+
+
 def _scalars(sizes: Sizes, inputs: _Inputs) -> Scalars:
     z_BTH = jax.lax.stop_gradient(inputs.z_BTH)
     steps_H, full_H = walk(z_BTH.min(axis=(0, 1)), z_BTH.max(axis=(0, 1)), sizes.ramp, sizes.limit, inputs.valid_length)
@@ -186,14 +201,11 @@ def _scalars(sizes: Sizes, inputs: _Inputs) -> Scalars:
     return Scalars(place, steps_H, full_H, z_BTH[0, 0], inputs.word_BH.reshape(-1))
 
 
-def _operands(
-    sizes: Sizes, inputs: _Inputs, weights_DE: jax.Array, segment_BTE: jax.Array, newest_BJE: jax.Array
-) -> Operands:
+def _operands(sizes: Sizes, inputs: _Inputs, weights_DE: jax.Array, projected: _Projected) -> Operands:
     z_BTH = jnp.broadcast_to(inputs.z_BTH, (sizes.streams, sizes.segment, sizes.heads))
     return Operands(
         inputs.query_BTQ,
-        segment_BTE,
-        newest_BJE,
+        *projected,
         _table(sizes, inputs),
         weights_DE,
         inputs.memory.hidden_LBMD,
@@ -208,13 +220,17 @@ def _weights(sizes: Sizes, inputs: _Inputs) -> jax.Array:
     return jnp.concatenate(parts, axis=-1).reshape(sizes.width, -1)
 
 
-def _project(sizes: Sizes, rows_BJD: jax.Array, weights_DE: jax.Array) -> jax.Array:
-    """Keys, scaled so that their products with queries are scores in base 2, and values: projected_BJE."""
-    both_E = jnp.arange(weights_DE.shape[1]) // sizes.part % 2
-    scale_E = jnp.where(both_E == 0, sizes.score_scale, 1.0)
-    product_BJE = jnp.einsum("BJD,DE->BJE", rows_BJD, weights_DE, preferred_element_type=jnp.float32)
-    # Scaled before it is rounded, or bfloat16 would be rounded twice.
-    return (product_BJE * scale_E[None, None, :]).astype(rows_BJD.dtype)
+def _project(sizes: Sizes, inputs: _Inputs, weights_DE: jax.Array) -> _Projected:
+    """Keys, scaled so that their products with queries are scores in base 2, and values."""
+    is_value_E = jnp.arange(weights_DE.shape[1]) // sizes.part % 2
+    scale_E = jnp.where(is_value_E == 1, 1.0, sizes.score_scale)
+
+    def project(rows_BJD: jax.Array) -> jax.Array:
+        product_BJE = jnp.einsum("BJD,DE->BJE", rows_BJD, weights_DE, preferred_element_type=jnp.float32)
+        # Scaled before it is rounded, or bfloat16 would be rounded twice.
+        return (product_BJE * scale_E[None, None, :]).astype(rows_BJD.dtype)
+
+    return _Projected(project(inputs.segment_BTD), project(_newest(inputs)))
 
 
 def _newest(inputs: _Inputs) -> jax.Array:
@@ -232,10 +248,8 @@ def _unpack(sizes: Sizes, inputs: _Inputs, weights_DE: jax.Array, grads: Gradien
     """The gradients of the inputs, from what the kernel wrote."""
     key_scale = 1 / math.sqrt(sizes.head_width)
     d_segment_BTD = jnp.einsum("BTE,DE->BTD", grads.segment_BTE, weights_DE, preferred_element_type=jnp.float32)
-    d_weights_DE = sum(
-        row_major(jnp.einsum("BJD,BJE->DE", rows_BJD, d_BJE, preferred_element_type=jnp.float32))
-        for rows_BJD, d_BJE in ((inputs.segment_BTD, grads.segment_BTE), (_newest(inputs), grads.newest_BJE))
-    )
+    d_weights_DE = _weight_gradient(inputs.segment_BTD, grads.segment_BTE)
+    d_weights_DE += _weight_gradient(_newest(inputs), grads.newest_BJE)
     d_weights_DHPK = d_weights_DE.reshape(sizes.width, sizes.heads, 2, sizes.part)[..., : sizes.head_width]
     older_HPKD = grads.weights_CHED.sum(axis=0).reshape(sizes.heads, 2, sizes.rows, sizes.width)[
         :, :, : sizes.head_width
@@ -253,3 +267,7 @@ def _unpack(sizes: Sizes, inputs: _Inputs, weights_DE: jax.Array, grads: Gradien
         "z_BTH": d_z_BTH.sum(axis=shared, keepdims=True) if shared else d_z_BTH,
     }
     return {name: gradient.astype(getattr(inputs, name).dtype) for name, gradient in found.items()}
+
+
+def _weight_gradient(rows_BJD: jax.Array, d_product_BJE: jax.Array) -> jax.Array:
+    return jnp.einsum("BJD,BJE->DE", rows_BJD, d_product_BJE, preferred_element_type=jnp.float32)
