@@ -15,6 +15,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
+import hypothesis
 import pytest
 from ml_collections import ConfigDict
 
@@ -22,6 +23,10 @@ from adaptive_span_jax.config import Config
 from adaptive_span_jax.model import transformer
 from adaptive_span_jax.runtime import sharding
 from configs import base
+
+# On a busy machine an example may take longer than the default of 200 ms, which says nothing about its result.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
 MAKE_MESH = sharding.make_mesh
 

@@ -137,7 +137,7 @@ def test_other_checkpoints_are_refused(change, expected, options, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"span.limit": 9}, "--config.span.limit=9: the checkpoint itself says that span.limit is 160"),
+        ({"span.limit": 9}, "--config.span.limit=9 contradicts the checkpoint, in which span.limit is 160"),
         ({"span.rump": 9}, "config.span.rump is not a known field"),
         ({"data.max_bytes": 20}, "has 29 symbols, but the text"),
     ],
@@ -148,7 +148,7 @@ def test_options_that_do_not_fit_are_refused(changes, expected, options, tmp_pat
 
 
 def test_a_text_that_is_not_known_needs_a_config(tmp_path):
-    with pytest.raises(UserError, match=r"has 29 symbols, .* name a config with its text: --config=bytes"):
+    with pytest.raises(UserError, match=r"has 29 symbols, .* pass a config with its text: --config=bytes"):
         import_torch(GOLDEN / "reference_tiny.pt", tmp_path / "run", None, {})
 
 

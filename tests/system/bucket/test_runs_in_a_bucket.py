@@ -36,7 +36,7 @@ def test_every_mode_works_in_a_bucket(bucket, capsys, tmp_path, monkeypatch):
     place = storage.place("gs://bucket/modes")
     config = tiny_config(train={"steps": 12}, log={"every_steps": 4}, checkpoint={"every_steps": 6, "keep": 1})
     assert doctor.doctor(config, place, expected=8) == 0
-    assert "gs://bucket/modes can be written, in a bucket" in capsys.readouterr().out
+    assert "gs://bucket/modes is writable, in a bucket" in capsys.readouterr().out
     assert bucket.names("modes") == []
 
     assert train.train(config, place, "command") == 0
