@@ -1,13 +1,15 @@
 """Cycles of a training step on TPUs that are not here, read from the compiler's own schedule.
 
-    python benchmarks/tpu_cycles.py [--config=enwik8] [--topology=v5e:2x4] [--spans=start|trained|2048] [--json]
+    python benchmarks/tpu_cycles.py [--config=enwik8] [--topology=v5e:2x4] [--spans=start] [--json] [--table]
 
 Compiles the real train step in bfloat16 (a minute or two on two cores; needs requirements-tpu.txt) and counts what a
 chip issues at the start, with the made-up trained profile, and with every head at 2048. docs/performance.md says what
-is counted and what is not. `--json` ends with one line, {"start": cycles, "trained": cycles, "2048": cycles}.
+is counted and what is not. `--json` ends with one line, {"start": cycles, "trained": cycles, "2048": cycles}; `--table`
+renews the rows of this config and topology in docs/tpu_cycles.csv.
 """
 
 import argparse
+import csv
 import importlib
 import json
 import sys
@@ -24,6 +26,18 @@ from adaptive_span_jax.planning.topology import Chip, Machine
 from adaptive_span_jax.runtime import terminal
 
 SPANS = ("start", "trained", "2048")
+TABLE = Path(__file__).parents[1] / "docs" / "tpu_cycles.csv"
+_COLUMNS = (
+    "config",
+    "topology",
+    "spans",
+    "cycles",
+    "with_hbm",
+    "dense",
+    "forward_kernel",
+    "backward_kernel",
+    "mxu_share",
+)
 MOST_EXPENSIVE = 10
 
 
@@ -79,6 +93,28 @@ def show_kernels(compiled: dump.Dump) -> None:
     terminal.show_table(["cycles of the kernel", *headings], rows)
 
 
+def table_row(config: str, topology: str, setting: str, step: cycles.StepCount, chip: Chip) -> dict[str, str]:
+    """One setting's row of docs/tpu_cycles.csv."""
+    kernels = {
+        name: sum(each.cost.cycles for each in step.operations if each.name.startswith(name))
+        for name in ("span_forward", "span_backward")
+    }
+    dense = step.parts()[cycles.DENSE].cycles
+    values = (step.total.cycles, step.with_hbm(chip), dense, *kernels.values())
+    numbers = [str(round(value)) for value in values]
+    return dict(zip(_COLUMNS, (config, topology, setting, *numbers, f"{step.total.mxu_share:.3f}"), strict=True))
+
+
+def renew_table(rows: list[dict[str, str]]) -> None:
+    """Replaces the rows of the same config, topology and spans."""
+    old = list(csv.DictReader(TABLE.open())) if TABLE.exists() else []
+    kept = {tuple(row[name] for name in _COLUMNS[:3]): row for row in (*old, *rows)}
+    with TABLE.open("w") as file:
+        writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(kept[key] for key in sorted(kept, key=lambda key: (*key[:2], SPANS.index(key[2]))))
+
+
 def _milliseconds(count: float, clock: float) -> str:
     return f"{count / clock * 1e3:.2f} ms"
 
@@ -95,17 +131,21 @@ def main() -> None:
     parser.add_argument("--topology", default="v5e:2x4", help="v5e:2x4, v6e:2x4 or v5p:2x2x2, for example")
     parser.add_argument("--spans", choices=SPANS, help="only this setting")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser.add_argument("--table", action="store_true", help=f"renew the rows in {TABLE.parent.name}/{TABLE.name}")
     arguments = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")  # with libtpu installed JAX would look for TPUs first
     config, machine = read_config(arguments.config), Machine.parse(arguments.topology)
     compiled = dump.compile_step(config, machine)
     chips = int(np.prod(machine.shape))
     show_kernels(compiled)
-    totals = {}
+    totals, rows = {}, []
     for setting in [arguments.spans] if arguments.spans else SPANS:
         step = cycles.count_step(config, compiled, spans(config, setting), chips)
         show(setting, step, machine.chip)
         totals[setting] = round(step.total.cycles)
+        rows.append(table_row(arguments.config, arguments.topology, setting, step, machine.chip))
+    if arguments.table:
+        renew_table(rows)
     if arguments.json:
         print(json.dumps(totals))
 

@@ -353,7 +353,7 @@ class _Backward(Program):
             s.query_t_I[i] = jnp.transpose(query.astype(self.dtype))[: sizes.rows]
             s.query_flipped_t_I[i] = jnp.transpose(flip(query).astype(self.dtype))[: sizes.rows]
             s.d_output_t_I[i] = jnp.transpose(d_output.astype(self.dtype))[lane : lane + sizes.rows]
-            s.word_I[i] = self.query_words(i)
+            s.word_I[i] = column(self.query_words(iota(1, (1, BLOCK)) + i * BLOCK))
             s.d_z_I[i] = jnp.zeros(TILE, jnp.float32)
 
     def _products(self, i: int, first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:

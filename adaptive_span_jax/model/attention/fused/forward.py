@@ -18,7 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 from adaptive_span_jax.model.attention.fused import layout
 from adaptive_span_jax.model.attention.fused.program import Blocks, Program, Ref, Scalars, rows
 from adaptive_span_jax.model.attention.fused.sizes import BLOCK, HALVES, Sizes
-from adaptive_span_jax.model.attention.fused.tiles import TILE, dot, dot_t, in_newer_block, row, skew
+from adaptive_span_jax.model.attention.fused.tiles import TILE, dot, dot_t, in_newer_block, iota, row, skew
 
 # Stands for the logarithm of 0: far below any score, but finite, so that no difference is NaN.
 LOWEST = -1e30
@@ -130,7 +130,8 @@ class _Forward(Program):
             weight = jnp.exp2(score - top)
             s.top_I[i] = jnp.broadcast_to(top, TILE)
             s.total_I[i] = jnp.broadcast_to(jnp.sum(weight, axis=1, keepdims=True), TILE)
-            s.tile_I[i] = self._drop(weight, self.query_words(i), s.step_spread[...]).astype(self.dtype)
+            words = self.query_words(iota(0) + i * BLOCK)
+            s.tile_I[i] = self._drop(weight, words, s.step_spread[...]).astype(self.dtype)
         for i in blocks:
             keys = layout.short_keys(self.inputs, i)
             output = [dot(s.tile_I[i, half], layout.value(keys[number])) for number, half in enumerate(HALVES)]
@@ -152,7 +153,7 @@ class _Forward(Program):
         s.kv[self._at(self.sizes.blocks)] = jnp.zeros(s.kv.shape[1:], self.dtype)
         for i in blocks:
             s.query_I[i] = self.take(self.inputs.query_BTQ, i, 0).astype(self.dtype)
-            s.word_I[i] = self.query_words(i)
+            s.word_I[i] = self.query_words(iota(0) + i * BLOCK)
             s.kv[i] = self.inputs.segment_BTE[0, rows(i), :]
             s.content_I[i] = dot_t(s.query_I[i], layout.key(s.kv[i]))
             s.top_I[i] = jnp.full(TILE, LOWEST / 2, jnp.float32)

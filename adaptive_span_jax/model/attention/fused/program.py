@@ -130,10 +130,10 @@ class Program:
         mask = jnp.where(visible, soft_mask(distance, z, sizes.ramp), 0.0)
         return mask, jnp.where(visible & on_ramp(distance, z, sizes.ramp), 1.0, 0.0)
 
-    def query_words(self, block: int) -> jax.Array:
-        """Dropout's words of a block of queries, the same in every lane."""
+    def query_words(self, query: jax.Array) -> jax.Array:
+        """Dropout's words of queries, given their numbers in the segment."""
         word = self.scalars.word_N[self.stream * self.sizes.heads + self.head]
-        return dropout.mix(word ^ dropout.spread(iota(0) + block * BLOCK))
+        return dropout.mix(word ^ dropout.spread(query))
 
     def spread_distance(self, step: jax.Array) -> jax.Array:
         """The distances of a step, as dropout folds them into a word: `spread` is linear in them."""
