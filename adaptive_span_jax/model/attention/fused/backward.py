@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -184,10 +183,7 @@ def _like(array: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 def _kernel(sizes: Sizes, *refs: Ref) -> None:
-    program = _Backward(sizes, *layout.split(refs, Scalars, layout.Operands, Residuals, Gradients, _Scratch))
-    pl.when(program.is_first)(program.first)
-    pl.when(program.full < 0)(program.short_head)
-    pl.when(program.full >= 0)(program.long_head)
+    _Backward(sizes, *layout.split(refs, Scalars, layout.Operands, Residuals, Gradients, _Scratch)).run()
 
 
 class _Backward(Program):
@@ -215,7 +211,6 @@ class _Backward(Program):
     # ------------------------------------------------------------------------------------------------- a short head
 
     def short_head(self) -> None:
-        """A head of reach 64 or less, as in forward.py."""
         s, blocks = self.s, range(self.sizes.blocks)
         self._prepare()
         s.step_spread[...] = self.spread[...]
@@ -263,15 +258,7 @@ class _Backward(Program):
 
     # ------------------------------------------------------------------------------------------------- a long head
 
-    def long_head(self) -> None:
-        """A head that walks: full steps, masked steps, and the last step, which also finishes what is carried."""
-        self.start_copies()
-        self._begin()
-        lax.fori_loop(0, self.full, lambda step, _: self._step(step, masked=False), None)
-        lax.fori_loop(self.full, self.steps - 1, lambda step, _: self._step(step, masked=True), None)
-        self._end(self.steps - 1)
-
-    def _begin(self) -> None:
+    def begin(self) -> None:
         s, blocks = self.s, range(self.sizes.blocks)
         self._prepare()
         self._hold(-1, self.inputs.newest_BJE[0])
@@ -288,12 +275,12 @@ class _Backward(Program):
         self.wait(1)
         self._project(1)
 
-    def _step(self, step: jax.Array, *, masked: bool) -> None:
+    def step(self, step: jax.Array, *, masked: bool) -> None:
         s, blocks = self.s, range(self.sizes.blocks)
         self.advance_copies(step)
         s.step_spread[...] = self.spread_distance(step)
         self._to_weights_if_memory(step)
-        s.kv[self._at(-2 - step)], s.key_t[self._at(-2 - step)] = s.next_kv[...], s.next_key_t[...]
+        s.kv[self.slot(-2 - step)], s.key_t[self.slot(-2 - step)] = s.next_kv[...], s.next_key_t[...]
         self._project(step + 2)
         masks = self.masks(step, self.inputs.z_BH1T) if masked else [None] * len(blocks)
         for i in blocks:
@@ -310,7 +297,7 @@ class _Backward(Program):
         self._to_table(step)
         self._to_segment_if_complete(step)
 
-    def _end(self, step: jax.Array) -> None:
+    def end(self, step: jax.Array) -> None:
         s, blocks = self.s, range(self.sizes.blocks)
         s.step_spread[...] = self.spread_distance(step)
         masks = self.masks(step, self.inputs.z_BH1T)
@@ -378,7 +365,7 @@ class _Backward(Program):
     def _scores(self, step: jax.Array, i: int) -> None:
         """Scores and gradients of weights of a step: carried ones in the newer key block, new ones in the older."""
         s = self.s
-        kv = s.kv[self._at(i - step - 1)]
+        kv = s.kv[self.slot(i - step - 1)]
         content, d_content = self._products(i, kv, kv)
         s.score_I[i] = jnp.where(in_newer_block(), s.content_I[i], content) + s.position_I[i]
         s.d_weight_I[i] = jnp.where(in_newer_block(), s.d_content_I[i], d_content)
@@ -418,7 +405,7 @@ class _Backward(Program):
     def _through_tile(self, step: jax.Array, i: int) -> None:
         """Adds a tile's part to the gradients of its key block, and of its queries by content."""
         s, height = self.s, self.sizes.rows
-        at = self._at(i - step)
+        at = self.slot(i - step)
         d_key_t, d_value_t = dot(s.query_t_I[i], s.d_score_tile_I[i]), dot(s.d_output_t_I[i], s.weight_tile_I[i])
         if i == 0:  # the first to read this block, if it is of memory
             s.d_kv_t[at, :height], s.d_kv_t[at, height:] = d_key_t, d_value_t
@@ -439,7 +426,7 @@ class _Backward(Program):
     def _to_weights_if_memory(self, step: jax.Array) -> None:
         """The key block that the step before completed, if it is of memory: without a branch, which would be longer."""
         block = self.sizes.blocks - step
-        self._to_weights(block, jnp.where(block < -1, self.s.d_kv_t[self._at(block)], 0.0))
+        self._to_weights(block, jnp.where(block < -1, self.s.d_kv_t[self.slot(block)], 0.0))
 
     def _to_segment_if_complete(self, step: jax.Array) -> None:
         """The key block that this step has completed, if its gradient is to be written."""
@@ -458,13 +445,13 @@ class _Backward(Program):
 
         @pl.when(block < -1)
         def _() -> None:
-            self._to_weights(block, self.s.d_kv_t[self._at(block)])
+            self._to_weights(block, self.s.d_kv_t[self.slot(block)])
 
     def _to_weights(self, block: jax.Array, d_kv_t: jax.Array) -> None:
         self.grads.weights_CHED[0, self.head] += dot(d_kv_t.astype(self.dtype), self.hidden(-1 - block))
 
     def _deliver_segment(self, block: jax.Array) -> None:
-        d_kv_t, height = self.s.d_kv_t[self._at(block)], self.sizes.rows
+        d_kv_t, height = self.s.d_kv_t[self.slot(block)], self.sizes.rows
         d_kv = self._keys_and_values(d_kv_t[:height], d_kv_t[height:])
 
         @pl.when(block >= 0)
@@ -498,14 +485,11 @@ class _Backward(Program):
         self.s.next_kv[...], self.s.next_key_t[...] = kv, self._key_t(kv)
 
     def _hold(self, block: int, kv: jax.Array) -> None:
-        self.s.kv[self._at(block)] = kv
-        self.s.key_t[self._at(block)] = self._key_t(kv)
+        self.s.kv[self.slot(block)] = kv
+        self.s.key_t[self.slot(block)] = self._key_t(kv)
 
     def _key_t(self, kv: jax.Array) -> jax.Array:
         return jnp.transpose(layout.key(kv))[: self.sizes.rows]
-
-    def _at(self, block: jax.Array | int) -> jax.Array | int:
-        return block & (self.sizes.slots - 1)
 
 
 def _select(where: jax.Array, tile: jax.Array, dtype: jnp.dtype) -> jax.Array:

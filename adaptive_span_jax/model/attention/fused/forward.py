@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -98,10 +97,7 @@ def forward(sizes: Sizes, scalars: Scalars, inputs: layout.Operands) -> tuple[ja
 
 
 def _kernel(sizes: Sizes, *refs: Ref) -> None:
-    program = _Forward(sizes, *layout.split(refs, Scalars, layout.Operands, _Outputs, _Scratch))
-    pl.when(program.is_first)(program.first)
-    pl.when(program.full < 0)(program.short_head)
-    pl.when(program.full >= 0)(program.long_head)
+    _Forward(sizes, *layout.split(refs, Scalars, layout.Operands, _Outputs, _Scratch)).run()
 
 
 class _Forward(Program):
@@ -112,7 +108,6 @@ class _Forward(Program):
         self.dtype = inputs.query_BTQ.dtype
 
     def short_head(self) -> None:
-        """A head of reach 64 or less: each half of a query block sees 128 keys, no matter where its block starts."""
         s, blocks = self.s, range(self.sizes.blocks)
         masks = self._log_masks(jnp.int32(0))
         s.step_spread[...] = self.spread[...]
@@ -138,19 +133,11 @@ class _Forward(Program):
             self._finish(i, jnp.concatenate(output), s.top_I[i], s.total_I[i])
         self.start_next_program()
 
-    def long_head(self) -> None:
-        """A head that walks: full steps, masked steps, and the last step, which also finishes what is carried."""
-        self.start_copies()
-        self._begin()
-        lax.fori_loop(0, self.full, lambda step, _: self._step(step, masked=False), None)
-        lax.fori_loop(self.full, self.steps - 1, lambda step, _: self._step(step, masked=True), None)
-        self._end(self.steps - 1)
-
-    def _begin(self) -> None:
+    def begin(self) -> None:
         s, blocks = self.s, range(self.sizes.blocks)
-        s.kv[self._at(-1)] = self.inputs.newest_BJE[0]
+        s.kv[self.slot(-1)] = self.inputs.newest_BJE[0]
         # Step 0 adds up no values of a step before it: zero weights, with a block that must not hold NaN.
-        s.kv[self._at(self.sizes.blocks)] = jnp.zeros(s.kv.shape[1:], self.dtype)
+        s.kv[self.slot(self.sizes.blocks)] = jnp.zeros(s.kv.shape[1:], self.dtype)
         for i in blocks:
             s.query_I[i] = self.take(self.inputs.query_BTQ, i, 0).astype(self.dtype)
             s.word_I[i] = self.query_words(iota(0) + i * BLOCK)
@@ -166,7 +153,7 @@ class _Forward(Program):
         self.wait(1)
         self._project(1)
 
-    def _step(self, step: jax.Array, *, masked: bool) -> None:
+    def step(self, step: jax.Array, *, masked: bool) -> None:
         self.advance_copies(step)
         self.s.step_spread[...] = self.spread_distance(step)
         masks = self._log_masks(step) if masked else None
@@ -180,7 +167,7 @@ class _Forward(Program):
                 self._scores(step + 1, i)
         self._project(step + 2)
 
-    def _end(self, step: jax.Array) -> None:
+    def end(self, step: jax.Array) -> None:
         s = self.s
         s.step_spread[...] = self.spread_distance(step)
         self.start_next_program()
@@ -189,7 +176,7 @@ class _Forward(Program):
             self._softmax(step, i, masks[i])
         for i in range(self.sizes.blocks):
             carried = jnp.where(in_newer_block(), 0.0, s.weight_I[i]).astype(self.dtype)
-            output = s.output_I[i] + self._values(step, i) + dot(carried, layout.value(s.kv[self._at(i - step - 1)]))
+            output = s.output_I[i] + self._values(step, i) + dot(carried, layout.value(s.kv[self.slot(i - step - 1)]))
             self._finish(i, output, s.top_I[i], jnp.sum(s.total_I[i], axis=1, keepdims=True))
 
     def _position_scores(self, step: jax.Array, i: int) -> None:
@@ -199,7 +186,7 @@ class _Forward(Program):
 
     def _scores(self, step: jax.Array, i: int) -> None:
         s = self.s
-        content = dot_t(s.query_I[i], layout.key(s.kv[self._at(i - step - 1)]))
+        content = dot_t(s.query_I[i], layout.key(s.kv[self.slot(i - step - 1)]))
         s.score_I[i] = jnp.where(in_newer_block(), s.content_I[i], content) + s.position_I[i]
         s.content_I[i] = content
 
@@ -220,10 +207,10 @@ class _Forward(Program):
 
     def _values(self, step: jax.Array, i: int) -> jax.Array:
         """What a step's tile reads of its key block."""
-        return dot(self.s.tile_I[i], layout.value(self.s.kv[self._at(i - step)]))
+        return dot(self.s.tile_I[i], layout.value(self.s.kv[self.slot(i - step)]))
 
     def _project(self, step: jax.Array | int) -> None:
-        self.s.kv[self._at(-1 - step)] = self.project(step)
+        self.s.kv[self.slot(-1 - step)] = self.project(step)
 
     def _log_masks(self, step: jax.Array) -> list[jax.Array]:
         masks = self.masks(step, self.inputs.z_BH1T)
@@ -239,6 +226,3 @@ class _Forward(Program):
         self.put(self.outputs.output_BTQ, i, self.sizes.part % BLOCK, output)
         # The logarithm of a row takes one register, that of a column sixteen.
         self.outputs.log_sum_BH1T[0, 0, :, rows(i)] = row(top) + jnp.log(row(total)) * math.log2(math.e)
-
-    def _at(self, block: jax.Array | int) -> jax.Array | int:
-        return block & (self.sizes.slots - 1)

@@ -1,5 +1,6 @@
 """What programs of both kernels have: a place in the grid, their head's lanes, mask, dropout and memory blocks."""
 
+import abc
 from typing import Any, NamedTuple
 
 import jax
@@ -42,7 +43,7 @@ def rows(block: int) -> slice:
     return slice(block * BLOCK, (block + 1) * BLOCK)
 
 
-class Program:
+class Program(abc.ABC):
     """One stream and one head."""
 
     def __init__(self, sizes: Sizes, scalars: Scalars, weights_DE: Ref, blocks: Blocks, distance: Ref, spread: Ref):
@@ -52,6 +53,40 @@ class Program:
         self.number, self.head = pl.program_id(1), pl.program_id(2)  # number: of the stream among those of this core
         self.stream = pl.program_id(0) * sizes.streams_per_core + self.number
         self.steps, self.full = scalars.steps_H[self.head], scalars.full_H[self.head]
+
+    def run(self) -> None:
+        """The whole program."""
+        pl.when(self.is_first)(self.first)
+        pl.when(self.full < 0)(self.short_head)
+        pl.when(self.full >= 0)(self._long_head)
+
+    @abc.abstractmethod
+    def short_head(self) -> None:
+        """A head of reach 64 or less: each half of a query block sees 128 keys, no matter where its block starts."""
+
+    def _long_head(self) -> None:
+        """A head that walks."""
+        self.start_copies()
+        self.begin()
+        lax.fori_loop(0, self.full, lambda step, _: self.step(step, masked=False), None)
+        lax.fori_loop(self.full, self.steps - 1, lambda step, _: self.step(step, masked=True), None)
+        self.end(self.steps - 1)
+
+    @abc.abstractmethod
+    def begin(self) -> None:
+        """What comes before the first step."""
+
+    @abc.abstractmethod
+    def step(self, step: jax.Array, *, masked: bool) -> None:
+        """Any step but the last."""
+
+    @abc.abstractmethod
+    def end(self, step: jax.Array) -> None:
+        """The last step, which also finishes what steps carry."""
+
+    def slot(self, block: jax.Array | int) -> jax.Array | int:
+        """Where a key block lies in rings of `sizes.slots`."""
+        return block & (self.sizes.slots - 1)
 
     @property
     def is_first(self) -> jax.Array:
@@ -178,7 +213,7 @@ class Program:
 
     def hidden(self, step: jax.Array | int) -> jax.Array:
         """A step's memory block."""
-        return self.blocks.hidden_XJD[self._slot(step)].astype(self.weights_DE.dtype)
+        return self.blocks.hidden_XJD[self._hidden_slot(step)].astype(self.weights_DE.dtype)
 
     def project(self, step: jax.Array | int) -> jax.Array:
         """The keys and values of a step's memory block: [128, E]. Keys are scaled like those of the segment."""
@@ -197,11 +232,11 @@ class Program:
         layer, end = self.scalars.place[0], self.scalars.place[1]
         row = end - BLOCK * (step + 1)
         row = pl.multiple_of(jnp.where(row < 0, row + self.sizes.ring, row), BLOCK)
-        slot = self._slot(step)
+        slot = self._hidden_slot(step)
         source = self.blocks.memory_LBMD.at[layer, stream, pl.ds(row, BLOCK), :]
         return pltpu.make_async_copy(source, self.blocks.hidden_XJD.at[slot], self.blocks.semaphore_X.at[slot])
 
-    def _slot(self, step: jax.Array | int) -> jax.Array | int:
+    def _hidden_slot(self, step: jax.Array | int) -> jax.Array | int:
         return step & (self.blocks.hidden_XJD.shape[0] - 1)
 
 
