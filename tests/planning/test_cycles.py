@@ -1,18 +1,24 @@
 """Cycles from the TPU compiler's schedules: hand-made ones, and those of the compiler itself."""
 
+import csv
 import importlib.util
 import sys
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from adaptive_span_jax.config import Config
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.model import flops
-from adaptive_span_jax.planning import bundles, cycles, dump, hlo
+from adaptive_span_jax.planning import bundles, cycles, dump, hlo, roofline
 from adaptive_span_jax.planning.bundles import ScheduleError
 from adaptive_span_jax.planning.topology import CHIPS, Machine
+from configs import enwik8
 from tests.conftest import tiny_config
+
+TABLE = Path(__file__).parents[2] / "docs" / "tpu_cycles.csv"
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install -r requirements-tpu.txt"
@@ -546,3 +552,26 @@ def test_a_small_step_is_counted():
     assert longest.parts()[cycles.FORWARD].cycles > start.parts()[cycles.FORWARD].cycles
     assert longest.parts()[cycles.BACKWARD].cycles > start.parts()[cycles.BACKWARD].cycles
     assert longest.parts()[cycles.DENSE] == start.parts()[cycles.DENSE]
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_a_step_takes_the_cycles_of_the_committed_table():
+    fields = enwik8.get_config()
+    fields.model.compute_dtype = "bfloat16"
+    config = Config.from_dict(fields.to_dict())
+    compiled = dump.compile_step(config, Machine.parse("v5e:2x4"))
+    shape = (config.model.layers, config.model.heads)
+    spans = {"start": np.zeros(shape), "trained": roofline.trained_profile(config), "2048": np.full(shape, 2048.0)}
+    table = {
+        row["spans"]: row
+        for row in csv.DictReader(TABLE.open())
+        if (row["config"], row["topology"]) == ("enwik8", "v5e:2x4")
+    }
+    for setting, z_LH in spans.items():
+        step = cycles.count_step(config, compiled, z_LH, chips=8)
+        found = {"cycles": step.total.cycles, "dense": step.parts()[cycles.DENSE].cycles}
+        for kernel_name in ("forward", "backward"):
+            [operation] = [each for each in step.operations if each.name.startswith(f"span_{kernel_name}")]
+            found[f"{kernel_name}_kernel"] = operation.cost.cycles
+        assert found == pytest.approx({name: float(table[setting][name]) for name in found}, rel=0.03), setting
