@@ -15,6 +15,7 @@ from adaptive_span_jax.runtime import cpu, sharding
 from tests.conftest import tiny_config
 from tests.support.attention import assert_causal, draw, errors, plain_run, run, spans
 
+
 @pytest.fixture
 def two_stream_shards(monkeypatch):
     """As many cores as give two shards of streams: with a device per core there is only one."""
