@@ -4,11 +4,12 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
 from adaptive_span_jax.model.dropout import Dropout
-from adaptive_span_jax.model.memory import LayerMemory, Memory
+from adaptive_span_jax.model.memory import LayerMemory, Memory, ring_rows
 
 NAMES = ("output", "query", "segment", "key", "value", "positions", "z")
 
@@ -37,10 +38,10 @@ def draw(
 def draw_ring(streams: int, limit: int, segment: int, width: int, dtype: Any = np.float32, seed: int = 0) -> Any:
     """The memory of the second of two layers, in a ring with its mirror, random in every row; see `with_end`."""
     shape = jax.eval_shape(lambda: Memory.zeros(2, streams, limit, segment, width, np.float32)).hidden_LBMD.shape
-    hidden_LBMD = np.random.default_rng(seed + 1).standard_normal(shape).astype(np.float32).astype(dtype)
-    memory = Memory(hidden_LBMD, np.int32(0), np.int32(0)).layer(1, limit, segment)
-    hidden_LBMD[:, :, memory.ring :] = hidden_LBMD[:, :, : shape[2] - memory.ring]
-    return memory
+    hidden_LBMD: Any = np.random.default_rng(seed + 1).standard_normal(shape).astype(np.float32).astype(dtype)
+    ring, zero = ring_rows(limit, segment), jnp.zeros((), jnp.int32)
+    hidden_LBMD[:, :, ring:] = hidden_LBMD[:, :, : shape[2] - ring]
+    return LayerMemory(hidden_LBMD, zero, zero + 1, limit, ring)
 
 
 def with_end(arrays: dict, end: int) -> dict:
@@ -52,8 +53,8 @@ def plain_run(
     path: Any,
     arrays: dict,
     z: ArrayLike,
-    valid_length: ArrayLike | None = None,
-    seed: ArrayLike = 1,
+    valid_length: Any = None,
+    seed: jax.Array | int = 1,
     *,
     ramp: int,
     rate: float,
