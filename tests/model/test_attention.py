@@ -10,78 +10,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from adaptive_span_jax.model import flops
 from adaptive_span_jax.model.attention import far_tile, per_head, reference
-from adaptive_span_jax.model.dropout import Dropout
 from adaptive_span_jax.model.memory import LayerMemory
 from adaptive_span_jax.runtime import cpu, sharding
 from tests.conftest import tiny_config
-
-NAMES = ("output", "query", "segment", "key", "value", "positions", "z")
-
-
-def draw(
-    streams: int, length: int, limit: int, heads: int = 3, width: int = 12, dtype=np.float64, seed: int = 0
-) -> dict:
-    """Random inputs of one layer's attention, all but z."""
-    rng = np.random.default_rng(seed)
-    head_width = width // heads
-    shapes = {
-        "query": (streams, length, heads, head_width),
-        "segment": (streams, length, width),
-        "key": (width, heads, head_width),
-        "value": (width, heads, head_width),
-        "positions": (limit, head_width),
-        "memory": (streams, limit, width),
-        "d_output": (streams, length, heads, head_width),
-    }
-    arrays = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
-    for name in ("key", "value"):
-        arrays[name] /= np.sqrt(width).astype(dtype)
-    return arrays
-
-
-def plain_run(
-    path, arrays: dict, z: jax.Array | np.ndarray, valid_length: jax.Array | None, *, ramp: int, rate: float
-) -> dict:
-    """The output and all gradients of Σ d_output · output."""
-    dropout = Dropout.create(rate, 1, 2) if rate else None
-    memory = LayerMemory.of(arrays["memory"])
-
-    def attend(query, segment, key, value, positions, z):
-        return path.attend(
-            query, segment, memory, key, value, positions, z, ramp=ramp, valid_length=valid_length, dropout=dropout
-        )
-
-    inputs = [*(arrays[name] for name in ("query", "segment", "key", "value", "positions")), z]
-    output, pull = jax.vjp(attend, *inputs)
-    return dict(zip(NAMES, (output, *pull(arrays["d_output"].astype(output.dtype))), strict=True))
-
-
-run = jax.jit(plain_run, static_argnames=("path", "ramp", "rate"))
-
-
-def errors(found: dict, expected: dict) -> dict[str, float]:
-    """The largest error of each array, relative to its largest number."""
-    result = {}
-    for name, right in expected.items():
-        left, right = np.asarray(found[name], np.float64), np.asarray(right, np.float64)
-        assert left.shape == right.shape, name
-        largest = np.abs(right).max()
-        result[name] = float(np.abs(left - right).max() / (largest if largest else 1.0))
-    return result
-
-
-def spans(kind: str, shape: tuple[int, ...], limit: int, seed: int = 0) -> np.ndarray:
-    """z in positions."""
-    rng = np.random.default_rng(seed)
-    z = {
-        "zero": np.zeros(shape),
-        "full": np.full(shape, 1.0),
-        "any": rng.uniform(size=shape),
-        "one long": np.zeros(shape),
-    }
-    if kind == "one long":
-        z[kind][..., -1] = 0.93
-    return z[kind] * limit
+from tests.support.attention import assert_causal, draw, errors, plain_run, run, spans
 
 
 @pytest.fixture
@@ -200,30 +132,8 @@ def test_nothing_compiles_again_when_spans_move():
 
 @pytest.mark.usefixtures("x64")
 def test_nothing_comes_from_later_tokens_nor_from_the_token_itself():
-    # The backward pass is written by hand, so a gradient says nothing of the forward pass: both are asked.
-    length, limit = 70, 90
-    arrays = draw(1, length, limit)
-    z = spans("full", (1, 1, 3), limit)
-
-    @jax.jit
-    def output_and_gradient(segment, d_output):
-        changed = arrays | {"segment": segment, "d_output": d_output}
-        found = plain_run(per_head, changed, z, None, ramp=8, rate=0.0)
-        return found["output"], found["segment"]
-
-    output, _ = output_and_gradient(arrays["segment"], arrays["d_output"])
-    for query in (0, 1, 63, 64, 69):
-        d_output = np.zeros_like(arrays["d_output"])
-        d_output[:, query] = arrays["d_output"][:, query]
-        segment = arrays["segment"].copy()
-        segment[:, query:] += 1
-        other, _ = output_and_gradient(segment, d_output)
-        np.testing.assert_array_equal(other[:, : query + 1], output[:, : query + 1])
-        assert query == length - 1 or np.any(other[:, query + 1] != output[:, query + 1])
-        _, d_segment = output_and_gradient(arrays["segment"], d_output)
-        reached = np.abs(np.asarray(d_segment)).max(axis=(0, 2))
-        assert np.all(reached[query:] == 0)
-        assert np.all(reached[:query] > 0)
+    arrays = draw(1, 70, 90)
+    assert_causal(per_head, arrays, spans("full", (1, 1, 3), 90), ramp=8, queries=(0, 1, 63, 64, 69))
 
 
 @pytest.mark.parametrize("limit", [700, 90])

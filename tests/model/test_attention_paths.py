@@ -1,0 +1,93 @@
+"""Which path computes the attention, and why not the fused kernels."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from adaptive_span_jax.config import Config
+from adaptive_span_jax.model.attention import fused, paths, per_head, reference
+from adaptive_span_jax.runtime import sharding
+from configs import enwik8_large, enwik8_small, quickstart, text8_dynamic, text8_fixed
+
+SIZES: dict[str, Any] = {
+    "segment": 512,
+    "width": 512,
+    "heads": 8,
+    "limit": 8192,
+    "ring": 8192,
+    "dtype": "bfloat16",
+    "platform": "tpu",
+}
+
+
+def choose(asked: str = "auto", **changes: Any) -> paths.Choice:
+    return paths.choose(asked, **(SIZES | changes))
+
+
+def test_tpus_get_the_kernels_and_others_do_not():
+    assert choose() == ("fused", None)
+    for platform in ("cpu", "gpu", "cuda"):
+        assert choose(platform=platform) == ("per_head", "no TPU")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"segment": 500}, "train.segment = 500 is not a multiple of 128 up to 1024"),
+        ({"segment": 64}, "train.segment = 64 is not"),
+        ({"segment": 1152}, "train.segment = 1152 is not"),
+        ({"limit": 700, "ring": 700}, "a memory of 700 positions is not a multiple of 128"),
+        ({"width": 448, "heads": 7}, "model.width = 448 is not a multiple of 128"),
+        ({"heads": 2}, "model.width = 512 is not a multiple of 128 with heads of at most 128"),
+        ({"limit": 65_536, "ring": 65_536}, "span.limit = 65536 is above 32768"),
+        ({"dtype": "float64"}, "model.compute_dtype = float64 is neither float32 nor bfloat16"),
+    ],
+)
+def test_sizes_that_the_kernels_do_not_support(changes, reason):
+    name, found = choose(**changes)
+    assert name == "per_head"
+    assert found is not None
+    assert found.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"segment": 128},
+        {"segment": 1024},
+        {"limit": 900, "ring": 1024},
+        {"width": 768},
+        {"width": 256},
+        {"heads": 4},
+        {"dtype": "float32"},
+    ],
+)
+def test_sizes_that_the_kernels_support(changes):
+    assert choose(**changes) == ("fused", None)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_a_path_that_was_asked_for_is_taken(platform):
+    assert choose("fused", platform=platform) == ("fused", None)
+    for asked in ("per_head", "plain"):
+        assert choose(asked, platform=platform) == (asked, "as configured")
+
+
+@pytest.mark.parametrize("module", [enwik8_small, enwik8_large, text8_dynamic, text8_fixed, quickstart])
+def test_the_configs_run_the_kernels_on_tpus(module):
+    config = Config.from_dict(module.get_config().to_dict())
+    assert paths.choose_for(config, "tpu") == ("fused", None)
+    assert paths.choose_for(config, "cpu") == ("per_head", "no TPU")
+    plain = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="plain"))
+    assert paths.choose_for(plain, "tpu") == ("plain", "as configured")
+
+
+def test_the_platform_is_the_one_that_is_traced_for(monkeypatch):
+    sizes = {name: value for name, value in SIZES.items() if name != "platform"}
+    assert paths.attend_by("auto", **sizes) is per_head.attend
+    assert paths.attend_by("plain", **sizes) is reference.attend
+    assert paths.attend_by("fused", **sizes) is fused.attend
+    monkeypatch.setattr(sharding, "platform", lambda: "tpu")
+    assert paths.attend_by("auto", **sizes) is fused.attend
+    assert paths.attend_by("auto", **(sizes | {"segment": 100})) is per_head.attend
