@@ -107,7 +107,7 @@ def table_row(config: str, topology: str, setting: str, step: cycles.StepCount, 
 
 def renew_table(rows: list[dict[str, str]]) -> None:
     """Replaces the rows of the same config, topology and spans."""
-    old = list(csv.DictReader(TABLE.open())) if TABLE.exists() else []
+    old = list(csv.DictReader(TABLE.read_text().splitlines())) if TABLE.exists() else []
     kept = {tuple(row[name] for name in _COLUMNS[:3]): row for row in (*old, *rows)}
     with TABLE.open("w") as file:
         writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")

@@ -64,9 +64,9 @@ def fused_flops(config: Config, z_LH: jax.Array) -> jax.Array:
     length, width, head_width = config.train.segment, config.model.width, config.head_width
     steps_LH, full_LH = walk(z_LH, z_LH, config.span.ramp, config.span.limit)
     tile = length * BLOCK * head_width  # of all query blocks
-    # A step has three tiles: position scores, content scores, values; two more set up and finish what steps carry.
+    # A step has three tiles: position scores, content scores, values. Three more set up and finish what steps carry.
     # Each step but the first needs a block of memory; one more is projected ahead, and not used.
-    long_LH = (3 * steps_LH + 2) * tile + steps_LH * BLOCK * width * 2 * head_width
+    long_LH = (3 * steps_LH + 3) * tile + steps_LH * BLOCK * width * 2 * head_width
     heads = jnp.where(full_LH < 0, 3 * tile, long_LH).sum()
     projected = 2 * width**2 * (BLOCK + length)
     return config.model.layers * (_dense(config) + projected / length) + heads / length

@@ -1,6 +1,7 @@
 """The paper's numbers, and that the executed multiply-adds are those we count."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -130,3 +131,50 @@ def test_xla_counts_the_same():
     counted = analysis["flops"] / 2 / tokens_BT.size
     expected = float(flops.published_flops(config, jnp.asarray(z_LH, jnp.float32))) + config.model.width * VOCABULARY
     assert expected < counted < 1.02 * expected
+
+
+def inner_jaxprs(equation) -> list:
+    values = [each for value in equation.params.values() for each in (value if isinstance(value, tuple) else (value,))]
+    return [getattr(value, "jaxpr", value) for value in values if hasattr(getattr(value, "jaxpr", value), "eqns")]
+
+
+def equations(jaxpr, name: str, *skipped: str) -> list:
+    """The equations of one primitive at any depth, except inside of those skipped."""
+    found = []
+    for equation in jaxpr.eqns:
+        found += [equation] if equation.primitive.name == name else []
+        if equation.primitive.name not in skipped:
+            found += [each for inner in inner_jaxprs(equation) for each in equations(inner, name, *skipped)]
+    return found
+
+
+def products(jaxpr) -> int:
+    """Multiply-adds of all matrix products, except in loops with dynamic bounds and in kernels."""
+    total = 0
+    for equation in equations(jaxpr, "dot_general", "while", "pallas_call"):
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        left = equation.invars[0].aval
+        total += equation.outvars[0].aval.size * math.prod(left.shape[axis] for axis in contracted)
+    return total
+
+
+@pytest.mark.parametrize("z", [0.0, 40.0, 100.0, 500.0])
+def test_fused_is_what_the_kernel_computes(z):
+    # One layer, one stream; K = 128, so that no lane only pads.
+    sizes = {"layers": 1, "width": 256, "heads": 2, "feedforward": 5, "attention": "fused"}
+    config = tiny_config(model=sizes, span={"limit": 512, "ramp": 32}, train={"segment": 256})
+    params = jax.eval_shape(lambda: transformer.init(config, VOCABULARY, jax.random.key(0)))
+    memory = jax.eval_shape(lambda: transformer.init_memory(config, 1))
+    tokens_BT = jax.ShapeDtypeStruct((1, 256), jnp.int32)
+    forward = jax.make_jaxpr(functools.partial(transformer.apply, config))(params, tokens_BT, memory).jaxpr
+    [scan] = equations(forward, "scan")
+    [layer] = inner_jaxprs(scan)
+    [kernel] = equations(layer, "pallas_call")
+    branches = [inner for cond in equations(kernel.params["jaxpr"], "cond", "cond") for inner in inner_jaxprs(cond)]
+    short, long = sorted((branch for branch in branches if products(branch)), key=products)
+    full, masked = (products(each.params["body_jaxpr"].jaxpr) for each in equations(long, "while"))
+    assert full == masked
+    steps = -(-min(int(z) + 33, 512) // 128)
+    head = products(short) if z + 33 <= 64 else products(long) + (steps - 1) * full
+    expected = (products(layer) + 2 * head) / 256
+    assert_allclose(flops.fused_flops(config, jnp.full((1, 2), z)), expected, rtol=1e-6)

@@ -565,7 +565,7 @@ def test_a_step_takes_the_cycles_of_the_committed_table():
     spans = {"start": np.zeros(shape), "trained": roofline.trained_profile(config), "2048": np.full(shape, 2048.0)}
     table = {
         row["spans"]: row
-        for row in csv.DictReader(TABLE.open())
+        for row in csv.DictReader(TABLE.read_text().splitlines())
         if (row["config"], row["topology"]) == ("enwik8", "v5e:2x4")
     }
     for setting, z_LH in spans.items():
