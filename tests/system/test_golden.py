@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from adaptive_span_jax.config import ATTENTION_PATHS
 from adaptive_span_jax.runtime import sharding
-from tests.golden.replay import TOLERANCE, main, replay
+from tests.golden.replay import PATHS, TOLERANCE, main, replay
 
 FILES = sorted((Path(__file__).parents[1] / "golden").glob("*.npz"))
 
@@ -27,7 +26,7 @@ def test_replay_by_plain_attention(path: Path, x64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attention", ATTENTION_PATHS)
+@pytest.mark.parametrize("attention", PATHS)
 @pytest.mark.parametrize("fsdp", [1, 2, 8])
 def test_replay_on_eight_devices(fsdp: int, attention: str, x64):
     errors = replay(FILES[0], attention, sharding.make_mesh(fsdp=fsdp))

@@ -7,6 +7,7 @@ import jax
 from jax.typing import DTypeLike
 
 from adaptive_span_jax.config import Config
+from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.model.attention import fused, per_head, reference
 from adaptive_span_jax.model.memory import ring_rows
 from adaptive_span_jax.runtime import sharding
@@ -26,12 +27,16 @@ def choose(
     asked: str, segment: int, width: int, heads: int, limit: int, ring: int, dtype: DTypeLike, platform: str
 ) -> Choice:
     """The path of `model.attention` for one layer's sizes; on its own, fused where it can be."""
-    if asked != "auto":
-        return Choice(asked, None if asked == "fused" else f"model.attention = {asked}")
-    if platform != "tpu":
-        return Choice("per_head", f"the fused kernels are for TPUs, not for {platform}")
-    reason = fused.unsupported(segment, width, heads, limit, ring, dtype)
-    return Choice("per_head", reason) if reason else Choice("fused")
+    unsupported = fused.unsupported(segment, width, heads, limit, ring, dtype)
+    if asked == "fused" and unsupported:
+        raise UserError(f"config.model.attention is fused, but {unsupported}; use auto or per_head")
+    if asked == "fused" or (asked == "auto" and platform == "tpu" and not unsupported):
+        return Choice("fused")
+    if asked == "auto":
+        return Choice(
+            "per_head", unsupported if platform == "tpu" else f"the fused kernels are for TPUs, not {platform}"
+        )
+    return Choice(asked, f"model.attention = {asked}")
 
 
 def choose_for(config: Config, platform: str) -> Choice:
