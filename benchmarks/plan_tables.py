@@ -33,6 +33,7 @@ def read_config(name: str) -> Config:
     module, _, argument = file.partition(":")
     fields = importlib.import_module(f"configs.{module}").get_config(*([argument] if argument else []))
     fields.model.compute_dtype = dtype or fields.model.compute_dtype
+    fields.model.attention = "per_head"  # what the estimates count; benchmarks/tpu_cycles.py counts the fused kernels
     return Config.from_dict(fields.to_dict())
 
 
