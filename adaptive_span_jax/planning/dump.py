@@ -5,7 +5,6 @@ process compiles: nothing changes in the environment of this one.
 """
 
 import dataclasses
-import json
 import os
 import re
 import subprocess
@@ -18,7 +17,7 @@ from adaptive_span_jax.config import Config
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.planning import bundles, hlo
 from adaptive_span_jax.planning.topology import Machine
-from adaptive_span_jax.runtime import sharding, terminal
+from adaptive_span_jax.runtime import sharding, strict_json, terminal
 
 # Schedules of operations that are equal would be written down once, under the name of one of them.
 _COMPILER_FLAGS = (
@@ -44,7 +43,7 @@ def compile_step(config: Config, machine: Machine) -> Dump:
     """Compiles the train step for a TPU slice in a child process."""
     if machine.chip.platform != "tpu":
         raise UserError(f"--topology={machine.topology}: only the TPU compiler's schedules can be read")
-    job = {"config": json.loads(config.to_json()), "topology": machine.topology}
+    job = {"config": strict_json.loads(config.to_json()), "topology": machine.topology}
     command = [sys.executable, "-m", "adaptive_span_jax.planning.dump"]
     return run(command, job, f"compiling for {machine.topology} with its schedule")
 
@@ -66,7 +65,11 @@ def run(command: list[str], job: dict[str, Any], title: str) -> Dump:
         }
         with terminal.waiting(title):
             done = subprocess.run(
-                command, input=json.dumps({**job, "folder": folder}), env=environment, capture_output=True, text=True
+                command,
+                input=strict_json.dumps({**job, "folder": folder}),
+                env=environment,
+                capture_output=True,
+                text=True,
             )
         if done.returncode:
             raise UserError(f"{title} failed:\n{done.stderr.strip()[-2000:]}")
@@ -101,4 +104,4 @@ def _compile(job: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    _compile(json.load(sys.stdin))
+    _compile(strict_json.loads(sys.stdin.read()))

@@ -1,11 +1,13 @@
 """Which path computes the attention, and why not the fused kernels."""
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
 
 from adaptive_span_jax.config import Config
+from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.model.attention import fused, paths, per_head, reference
 from adaptive_span_jax.runtime import sharding
 from configs import enwik8_large, enwik8_small, quickstart, text8_dynamic, text8_fixed
@@ -28,7 +30,7 @@ def choose(asked: str = "auto", **changes: Any) -> paths.Choice:
 def test_tpus_get_the_kernels_and_others_do_not():
     assert choose() == ("fused", None)
     for platform in ("cpu", "gpu", "cuda"):
-        assert choose(platform=platform) == ("per_head", "no TPU")
+        assert choose(platform=platform) == ("per_head", f"the fused kernels are for TPUs, not {platform}")
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,8 @@ def test_sizes_that_the_kernels_do_not_support(changes, reason):
     assert name == "per_head"
     assert found is not None
     assert found.startswith(reason)
+    with pytest.raises(UserError, match=f"config.model.attention is fused, but {re.escape(reason)}"):
+        choose("fused", **changes)
 
 
 @pytest.mark.parametrize(
@@ -71,16 +75,16 @@ def test_sizes_that_the_kernels_support(changes):
 def test_a_path_that_was_asked_for_is_taken(platform):
     assert choose("fused", platform=platform) == ("fused", None)
     for asked in ("per_head", "plain"):
-        assert choose(asked, platform=platform) == (asked, "as configured")
+        assert choose(asked, platform=platform) == (asked, f"model.attention = {asked}")
 
 
 @pytest.mark.parametrize("module", [enwik8_small, enwik8_large, text8_dynamic, text8_fixed, quickstart])
 def test_the_configs_run_the_kernels_on_tpus(module):
     config = Config.from_dict(module.get_config().to_dict())
     assert paths.choose_for(config, "tpu") == ("fused", None)
-    assert paths.choose_for(config, "cpu") == ("per_head", "no TPU")
+    assert paths.choose_for(config, "cpu") == ("per_head", "the fused kernels are for TPUs, not cpu")
     plain = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="plain"))
-    assert paths.choose_for(plain, "tpu") == ("plain", "as configured")
+    assert paths.choose_for(plain, "tpu") == ("plain", "model.attention = plain")
 
 
 def test_the_platform_is_the_one_that_is_traced_for(monkeypatch):
