@@ -24,7 +24,10 @@ ALLOWED = {
         "commands/doctor.py",
         "planning/topology.py",
         "model/linear.py",
-        *(f"model/attention/fused/{name}.py" for name in ("tiles", "program", "layout", "forward", "backward")),
+        *(
+            f"model/attention/fused/{name}.py"
+            for name in ("tiles", "program", "layout", "forward", "backward", "backward_arrays")
+        ),
     },
     "jax.distributed": {"runtime/hosts.py"},
     "etils": {"runtime/storage.py"},

@@ -42,7 +42,11 @@ def test_tpus_get_the_kernels_and_others_do_not():
         ({"limit": 700, "ring": 700}, "a memory of 700 positions is not a multiple of 128"),
         ({"width": 448, "heads": 7}, "model.width = 448 is not a multiple of 128"),
         ({"heads": 2}, "model.width = 512 is not a multiple of 128 with heads of at most 128"),
-        ({"limit": 65_536, "ring": 65_536}, "span.limit = 65536 is above 32768"),
+        ({"limit": 131_072, "ring": 131_072}, "span.limit = 131072 and model.width = 512 would need 80 MiB of VMEM"),
+        (
+            {"segment": 1024, "width": 1024, "dtype": "float32"},
+            "span.limit = 8192 and model.width = 1024 would need 84",
+        ),
         ({"dtype": "float64"}, "model.compute_dtype = float64 is neither float32 nor bfloat16"),
     ],
 )

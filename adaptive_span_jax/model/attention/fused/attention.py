@@ -8,18 +8,20 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from adaptive_span_jax.model.attention.fused.backward import Gradients, Residuals, backward
+from adaptive_span_jax.model.attention.fused.backward import backward
+from adaptive_span_jax.model.attention.fused.backward_arrays import Gradients, Residuals, vmem_bytes
 from adaptive_span_jax.model.attention.fused.forward import forward
-from adaptive_span_jax.model.attention.fused.layout import Operands
+from adaptive_span_jax.model.attention.fused.layout import VMEM_BYTES, Operands
 from adaptive_span_jax.model.attention.fused.program import Scalars
 from adaptive_span_jax.model.attention.fused.sizes import BLOCK, Sizes, walk
 from adaptive_span_jax.model.dropout import Dropout
 from adaptive_span_jax.model.memory import LayerMemory
 from adaptive_span_jax.runtime import sharding
 
-# Programs unroll their query blocks, and keep the position table in VMEM.
+# Programs unroll their query blocks.
 _LONGEST_SEGMENT = 1024
-_LONGEST_LIMIT = 32_768
+# The compiler's own temporaries need some of VMEM too.
+_USABLE_VMEM_BYTES = VMEM_BYTES - 8 * 2**20
 
 
 def unsupported(segment: int, width: int, heads: int, limit: int, ring: int, dtype: DTypeLike) -> str | None:
@@ -30,10 +32,27 @@ def unsupported(segment: int, width: int, heads: int, limit: int, ring: int, dty
         return f"a memory of {ring} positions is not a multiple of {BLOCK}"
     if width % BLOCK or width // heads > BLOCK:
         return f"model.width = {width} is not a multiple of {BLOCK} with heads of at most {BLOCK}"
-    if limit > _LONGEST_LIMIT:
-        return f"span.limit = {limit} is above {_LONGEST_LIMIT}"
     if jnp.dtype(dtype) not in (jnp.float32, jnp.bfloat16):
         return f"model.compute_dtype = {jnp.dtype(dtype)} is neither float32 nor bfloat16"
+    sizes = Sizes(
+        streams=1,
+        cores=1,
+        segment=segment,
+        heads=heads,
+        head_width=width // heads,
+        width=width,
+        limit=limit,
+        ramp=1,
+        ring=ring,
+        dropout=0.0,
+        per_token=False,
+        masks_empty=False,
+        interpret=False,
+    )
+    needed = vmem_bytes(sizes, dtype, jnp.float32)
+    if needed > _USABLE_VMEM_BYTES:
+        mebibytes = f"{needed / 2**20:.0f} MiB of VMEM, of which {_USABLE_VMEM_BYTES / 2**20:.0f} MiB can be used"
+        return f"span.limit = {limit} and model.width = {width} would need {mebibytes}"
     return None
 
 

@@ -12,7 +12,6 @@ projections, so it is multiplied with the block's hidden states on the spot.
 
 import functools
 import math
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from adaptive_span_jax.model.attention.fused import layout
+from adaptive_span_jax.model.attention.fused.backward_arrays import Gradients, Residuals, Scratch
 from adaptive_span_jax.model.attention.fused.program import Blocks, Program, Ref, Scalars, rows
 from adaptive_span_jax.model.attention.fused.sizes import BLOCK, HALVES, SHORT, Sizes
 from adaptive_span_jax.model.attention.fused.tiles import (
@@ -34,107 +34,8 @@ from adaptive_span_jax.model.attention.fused.tiles import (
     unskew_flipped,
 )
 
-# Blocks of hidden states that are kept: for the steps ahead, and until the gradient of their keys is complete.
-_HIDDEN_BLOCKS = 16
-
 # Where the ramp ends the mask is 0 but its derivative is not, and the score there is unbounded.
 _LARGEST_EXPONENT = math.log2(float(jnp.finfo(jnp.float32).max)) / 2
-
-
-class Residuals(NamedTuple):
-    """What the backward kernel reads besides the forward kernel's operands."""
-
-    output_BTQ: Any
-    log_sum_BH1T: Any
-    d_output_BTQ: Any
-
-
-class Gradients(NamedTuple):
-    """What it writes. Keys, weights of keys and the table are still to be scaled by 1/√K where they are float32."""
-
-    query_BTQ: Any
-    segment_BTE: Any
-    newest_BJE: Any
-    weights_CHED: Any  # of all memory blocks but the newest, for each core: float32, [C, H, 2 · rows, D]
-    table_CXKJ: Any  # for each core: float32
-    z_BH1T: Any  # float32
-
-
-class _Scratch(NamedTuple):
-    """VMEM of a program, as in forward.py. _t: transposed, [rows, 128]."""
-
-    hidden_XJD: Ref
-    semaphore_X: Ref
-    distance: Ref
-    spread: Ref
-    step_spread: Ref
-    pair_I: Ref  # [I, 2, 128, 128]: 64 queries and their 64 d_outputs, these in the lanes of values; both halves
-    query_t_I: Ref
-    query_flipped_t_I: Ref  # its columns in the order of `tiles.flip`
-    d_output_t_I: Ref
-    word_I: Ref
-    log_sum_I: Ref
-    d_dot_I: Ref  # Σ d_output·output
-    kv: Ref
-    key_t: Ref  # like kv
-    next_kv: Ref  # of the next step's newest block
-    next_key_t: Ref
-    position_I: Ref
-    content_I: Ref
-    d_content_I: Ref  # the gradient of weights with the older key block of the next step
-    score_I: Ref
-    d_weight_I: Ref
-    d_score_I: Ref  # of the current step; right of the diagonal they are still to be used by the next
-    weight_I: Ref  # the same for weights after dropout
-    d_score_tile_I: Ref  # whole tiles of one key block, in the compute dtype
-    weight_tile_I: Ref
-    d_position_I: Ref  # score gradients by distance, rows flipped
-    d_query_t_I: Ref
-    d_query_flipped_t_I: Ref  # the part of the position scores
-    d_kv_t: Ref  # like kv
-    d_z_I: Ref
-
-    @staticmethod
-    def shapes(sizes: Sizes, dtype: jnp.dtype, memory_dtype: jnp.dtype) -> "_Scratch":
-        def tile(dtype: Any = jnp.float32) -> Ref:
-            return pltpu.VMEM((sizes.blocks, *TILE), dtype)
-
-        def transposed(count: int, rows: int, dtype: Any) -> Ref:
-            return pltpu.VMEM((count, rows, BLOCK), dtype)
-
-        blocks, height, lanes = sizes.blocks, sizes.rows, 2 * sizes.part
-        return _Scratch(
-            hidden_XJD=pltpu.VMEM((_HIDDEN_BLOCKS, BLOCK, sizes.width), memory_dtype),
-            semaphore_X=pltpu.SemaphoreType.DMA((_HIDDEN_BLOCKS,)),
-            distance=pltpu.VMEM(TILE, jnp.float32),
-            spread=pltpu.VMEM(TILE, jnp.uint32),
-            step_spread=pltpu.VMEM(TILE, jnp.uint32),
-            pair_I=pltpu.VMEM((blocks, 2, *TILE), dtype),
-            query_t_I=transposed(blocks, height, dtype),
-            query_flipped_t_I=transposed(blocks, height, dtype),
-            d_output_t_I=transposed(blocks, height, dtype),
-            word_I=tile(jnp.uint32),
-            log_sum_I=tile(),
-            d_dot_I=tile(),
-            kv=pltpu.VMEM((sizes.slots, BLOCK, lanes), dtype),
-            key_t=transposed(sizes.slots, height, dtype),
-            next_kv=pltpu.VMEM((BLOCK, lanes), dtype),
-            next_key_t=pltpu.VMEM((height, BLOCK), dtype),
-            position_I=tile(),
-            content_I=tile(),
-            d_content_I=tile(),
-            score_I=tile(),
-            d_weight_I=tile(),
-            d_score_I=tile(),
-            weight_I=tile(dtype),
-            d_score_tile_I=tile(dtype),
-            weight_tile_I=tile(dtype),
-            d_position_I=tile(dtype),
-            d_query_t_I=transposed(blocks, height, jnp.float32),
-            d_query_flipped_t_I=transposed(blocks, height, jnp.float32),
-            d_kv_t=transposed(sizes.slots, 2 * height, jnp.float32),
-            d_z_I=tile(),
-        )
 
 
 def backward(sizes: Sizes, scalars: Scalars, inputs: layout.Operands, residuals: Residuals) -> Gradients:
@@ -161,7 +62,7 @@ def backward(sizes: Sizes, scalars: Scalars, inputs: layout.Operands, residuals:
                     z_BH1T=layout.by_query(sizes),
                 )
             ),
-            scratch_shapes=list(_Scratch.shapes(sizes, query_BTQ.dtype, inputs.memory_LBMD.dtype)),
+            scratch_shapes=list(Scratch.shapes(sizes, query_BTQ.dtype, inputs.memory_LBMD.dtype)),
         ),
         out_shape=list(
             Gradients(
@@ -183,7 +84,7 @@ def _like(array: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 def _kernel(sizes: Sizes, *refs: Ref) -> None:
-    _Backward(sizes, *layout.split(refs, Scalars, layout.Operands, Residuals, Gradients, _Scratch)).run()
+    _Backward(sizes, *layout.split(refs, Scalars, layout.Operands, Residuals, Gradients, Scratch)).run()
 
 
 class _Backward(Program):
@@ -194,7 +95,7 @@ class _Backward(Program):
         inputs: layout.Operands,
         residuals: Residuals,
         grads: Gradients,
-        s: _Scratch,
+        s: Scratch,
     ):
         blocks = Blocks(inputs.memory_LBMD, s.hidden_XJD, s.semaphore_X)
         super().__init__(sizes, scalars, inputs.weights_DE, blocks, s.distance, s.spread)

@@ -12,7 +12,7 @@ from adaptive_span_jax.model.attention.fused.sizes import BLOCK, SHORT, Sizes
 
 # Half of a v5e's VMEM. The position table, its gradient and the weights' gradients stay there for a whole call, more
 # than the compiler's default limit of 16 MiB.
-_VMEM_BYTES = 64 * 2**20
+VMEM_BYTES = 64 * 2**20
 
 
 class Operands(NamedTuple):
@@ -82,7 +82,7 @@ def compiler_params() -> pltpu.CompilerParams:
     """A core runs its programs one after the other: they hand memory blocks and sums over streams to each other."""
     return pltpu.CompilerParams(
         dimension_semantics=("parallel", "arbitrary", "arbitrary"),
-        vmem_limit_bytes=_VMEM_BYTES,
+        vmem_limit_bytes=VMEM_BYTES,
         disable_bounds_checks=True,
     )
 
