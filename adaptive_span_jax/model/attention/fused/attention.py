@@ -45,8 +45,8 @@ def unsupported(segment: int, width: int, heads: int, limit: int, ring: int, dty
         ramp=1,
         ring=ring,
         dropout=0.0,
-        per_token=False,
-        masks_empty=False,
+        per_query=False,
+        has_valid_length=False,
         interpret=False,
     )
     needed = vmem_bytes(sizes, dtype, jnp.float32)
@@ -185,8 +185,8 @@ def _sizes(setting: _Setting, inputs: _Inputs) -> Sizes:
         ramp=setting.ramp,
         ring=inputs.memory.ring,
         dropout=setting.dropout,
-        per_token=inputs.z_BTH.shape[1] != 1,
-        masks_empty=inputs.valid_length is not None,
+        per_query=inputs.z_BTH.shape[:2] != (1, 1),
+        has_valid_length=inputs.valid_length is not None,
         interpret=setting.interpret,
     )
 
@@ -259,6 +259,7 @@ def _newest(inputs: _Inputs) -> jax.Array:
 def _table(sizes: Sizes, inputs: _Inputs) -> jax.Array:
     table_SK = (inputs.positions_SK * sizes.score_scale).astype(inputs.query_BTQ.dtype)
     rest, missing = sizes.distance_blocks * BLOCK - sizes.limit, BLOCK - sizes.head_width
+    # Furthest first, so that skewing is a roll to the right.
     table_XJK = jnp.pad(table_SK, [(0, rest), (0, missing)]).reshape(-1, BLOCK, BLOCK)[:, ::-1]
     return jnp.swapaxes(table_XJK, 1, 2)
 

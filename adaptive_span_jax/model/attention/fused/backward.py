@@ -1,8 +1,8 @@
 """The backward kernel: gradients of queries, keys, values, projections, position table and z.
 
 It walks like the forward kernel and computes every weight again, from its score and the query's log-sum-exp. Given
-that, a step's gradients depend on no other step. While the vector units turn the scores of step d into gradients, the
-matrix units compute the scores of step d + 1 and project the memory block that step d + 2 reads.
+that, a step needs nothing of other steps but what they carry to it. While the vector units turn the scores of step d
+into gradients, the matrix units compute the scores of step d + 1 and project the memory block that step d + 2 reads.
 
 Gradients of queries, keys, values and table are accumulated transposed, [K, 128]: then the tiles of score gradients are
 the stationary operands of every product, and only K rows stream past them. A key block's gradient is complete when the
@@ -113,6 +113,7 @@ class _Backward(Program):
 
     def short_head(self) -> None:
         s, blocks = self.s, range(self.sizes.blocks)
+        self.start_next_program()
         self._prepare()
         s.step_spread[...] = self.spread[...]
         masks = self.masks(jnp.int32(0), self.inputs.z_BH1T)
@@ -130,7 +131,6 @@ class _Backward(Program):
         for i in blocks:
             self._write_query(i, self._short_query(i))
         self._to_table(0)
-        self.start_next_program()
 
     def _short_query(self, i: int) -> jax.Array:
         """The gradient of a query block."""
@@ -220,7 +220,7 @@ class _Backward(Program):
             d_query = jnp.transpose(_to_tile(s.d_query_t_I[i]))
             self._write_query(i, d_query + flip(jnp.transpose(_to_tile(s.d_query_flipped_t_I[i]))))
             self._deliver(i - step - 1)
-        self.start_next_program()
+        self.start_next_program()  # not before: hidden states are read up to here
 
     # ------------------------------------------------------------------------------------------ scores and gradients
 
@@ -290,7 +290,7 @@ class _Backward(Program):
         return mask * d_score, mask * kept
 
     def _score_gradients(self, i: int, masks: tuple[jax.Array, jax.Array] | None) -> None:
-        """Tiles of one key block each: this step's part of it, and right of the diagonal what the step before left."""
+        """Tiles of one key block each: this step's part of it, and where j ≥ c what the step before left."""
         s = self.s
         d_score, weight = self._softmax_gradients(i, masks)
         newer = in_newer_block()
@@ -308,7 +308,7 @@ class _Backward(Program):
         s, height = self.s, self.sizes.rows
         at = self.slot(i - step)
         d_key_t, d_value_t = dot(s.query_t_I[i], s.d_score_tile_I[i]), dot(s.d_output_t_I[i], s.weight_tile_I[i])
-        if i == 0:  # the first to read this block, if it is of memory
+        if i == 0:  # always the first to read its block
             s.d_kv_t[at, :height], s.d_kv_t[at, height:] = d_key_t, d_value_t
         else:
             s.d_kv_t[at, :height] += d_key_t
@@ -325,7 +325,7 @@ class _Backward(Program):
         self.grads.table_CXKJ[0, step] += sum(parts[1:], parts[0])
 
     def _to_weights_if_memory(self, step: jax.Array) -> None:
-        """The key block that the step before completed, if it is of memory: without a branch, which would be longer."""
+        """The key block that the step before completed; if it is not of memory, zeros: cheaper than a branch."""
         block = self.sizes.blocks - step
         self._to_weights(block, jnp.where(block < -1, self.s.d_kv_t[self.slot(block)], 0.0))
 
@@ -375,7 +375,7 @@ class _Backward(Program):
         """Also the gradient of z. Keys and table are scaled to scores in base 2, gradients are not."""
         self.put(self.grads.query_BTQ, i, 0, d_query * math.log(2))
         # Where all tokens share z, only the sum of the row matters, not which query it comes from.
-        d_z = jnp.transpose(self.s.d_z_I[i]) if self.sizes.per_token else self.s.d_z_I[i]
+        d_z = jnp.transpose(self.s.d_z_I[i]) if self.sizes.per_query else self.s.d_z_I[i]
         d_z = jnp.sum(d_z, axis=0, keepdims=True)
         self.grads.z_BH1T[0, 0, :, rows(i)] = d_z * (1 / self.sizes.ramp)
 

@@ -10,9 +10,6 @@ from adaptive_span_jax.model.attention.fused.program import Ref
 from adaptive_span_jax.model.attention.fused.sizes import BLOCK, Sizes
 from adaptive_span_jax.model.attention.fused.tiles import TILE
 
-# Blocks of hidden states that are kept: for the steps ahead, and until the gradient of their keys is complete.
-_HIDDEN_BLOCKS = 16
-
 
 class Residuals(NamedTuple):
     """What the backward kernel reads besides the forward kernel's operands."""
@@ -23,7 +20,7 @@ class Residuals(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What it writes. Keys, weights of keys and the table are still to be scaled by 1/√K where they are float32."""
+    """What it writes. The table and the keys' part of the weights are still to be scaled by 1/√K."""
 
     query_BTQ: Any
     segment_BTE: Any
@@ -50,14 +47,14 @@ class Scratch(NamedTuple):
     d_dot_I: Ref  # Σ d_output·output
     kv: Ref
     key_t: Ref  # like kv
-    next_kv: Ref  # of the next step's newest block
+    next_kv: Ref  # the block that the next step adds: written to kv there, because a dynamic store orders later loads
     next_key_t: Ref
     position_I: Ref
     content_I: Ref
-    d_content_I: Ref  # the gradient of weights with the older key block of the next step
+    d_content_I: Ref  # the same for d_output · values, the gradient of weights
     score_I: Ref
     d_weight_I: Ref
-    d_score_I: Ref  # of the current step; right of the diagonal they are still to be used by the next
+    d_score_I: Ref  # of the current step; those with j ≥ c are still to be used by the next
     weight_I: Ref  # the same for weights after dropout
     d_score_tile_I: Ref  # whole tiles of one key block, in the compute dtype
     weight_tile_I: Ref
@@ -77,8 +74,8 @@ class Scratch(NamedTuple):
 
         blocks, height, lanes = sizes.blocks, sizes.rows, 2 * sizes.part
         return Scratch(
-            hidden_XJD=pltpu.VMEM((_HIDDEN_BLOCKS, BLOCK, sizes.width), memory_dtype),
-            semaphore_X=pltpu.SemaphoreType.DMA((_HIDDEN_BLOCKS,)),
+            hidden_XJD=pltpu.VMEM((sizes.hidden_blocks, BLOCK, sizes.width), memory_dtype),
+            semaphore_X=pltpu.SemaphoreType.DMA((sizes.hidden_blocks,)),
             distance=pltpu.VMEM(TILE, jnp.float32),
             spread=pltpu.VMEM(TILE, jnp.uint32),
             step_spread=pltpu.VMEM(TILE, jnp.uint32),

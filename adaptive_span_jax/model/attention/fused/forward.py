@@ -16,11 +16,11 @@ from jax.experimental.pallas import tpu as pltpu
 
 from adaptive_span_jax.model.attention.fused import layout
 from adaptive_span_jax.model.attention.fused.program import Blocks, Program, Ref, Scalars, rows
-from adaptive_span_jax.model.attention.fused.sizes import BLOCK, HALVES, Sizes
+from adaptive_span_jax.model.attention.fused.sizes import AHEAD, BLOCK, HALVES, Sizes
 from adaptive_span_jax.model.attention.fused.tiles import TILE, dot, dot_t, in_newer_block, iota, row, skew
 
 # Stands for the logarithm of 0: far below any score, but finite, so that no difference is NaN.
-LOWEST = -1e30
+_LOWEST = -1e30
 
 
 class _Outputs(NamedTuple):
@@ -39,14 +39,14 @@ class _Scratch(NamedTuple):
     query_I: Ref
     word_I: Ref  # uint32
     kv: Ref  # projected blocks [slots, 128, E]; that of key block n is in slot n mod slots
-    position_I: Ref  # position scores of the next step
-    content_I: Ref  # content scores with the older key block of the next step
-    score_I: Ref  # of the next step
+    position_I: Ref  # position scores, of step d + 1 after they are computed in step d
+    content_I: Ref  # content scores with the older key block of a step, which is the newer one of the next
+    score_I: Ref  # scores, of step d when step d begins and of step d + 1 when it ends
     top_I: Ref  # the running softmax: the largest score so far, the same in every lane,
     total_I: Ref  # Σ m·exp(s − top), lane by lane,
-    output_I: Ref  # Σ of dropped weights times values, without the values of the step before
-    weight_I: Ref  # of the step before, after dropout: those right of the diagonal are still to be used
-    tile_I: Ref  # whole tiles of weights, in the compute dtype, with which the step before reads its key block
+    output_I: Ref  # Σ of weights after dropout times values, without the values of the step before
+    weight_I: Ref  # of the step before, after dropout: those with j ≥ c are still to be used
+    tile_I: Ref  # weights on key block i − d, in the compute dtype; step d + 1 takes their product with its values
 
     @staticmethod
     def shapes(sizes: Sizes, dtype: jnp.dtype, memory_dtype: jnp.dtype) -> "_Scratch":
@@ -54,8 +54,8 @@ class _Scratch(NamedTuple):
             return pltpu.VMEM((sizes.blocks, *TILE), dtype)
 
         return _Scratch(
-            hidden_XJD=pltpu.VMEM((4, BLOCK, sizes.width), memory_dtype),
-            semaphore_X=pltpu.SemaphoreType.DMA((4,)),
+            hidden_XJD=pltpu.VMEM((AHEAD, BLOCK, sizes.width), memory_dtype),
+            semaphore_X=pltpu.SemaphoreType.DMA((AHEAD,)),
             distance=pltpu.VMEM(TILE, jnp.float32),
             spread=pltpu.VMEM(TILE, jnp.uint32),
             step_spread=pltpu.VMEM(TILE, jnp.uint32),
@@ -109,6 +109,7 @@ class _Forward(Program):
 
     def short_head(self) -> None:
         s, blocks = self.s, range(self.sizes.blocks)
+        self.start_next_program()
         masks = self._log_masks(jnp.int32(0))
         s.step_spread[...] = self.spread[...]
         for i in blocks:
@@ -121,7 +122,7 @@ class _Forward(Program):
             s.score_I[i] = jnp.concatenate(content) + s.position_I[i] + masks[i]
         for i in blocks:
             score = s.score_I[i]
-            top = jnp.maximum(jnp.max(score, axis=1, keepdims=True), LOWEST / 2)
+            top = jnp.maximum(jnp.max(score, axis=1, keepdims=True), _LOWEST / 2)
             weight = jnp.exp2(score - top)
             s.top_I[i] = jnp.broadcast_to(top, TILE)
             s.total_I[i] = jnp.broadcast_to(jnp.sum(weight, axis=1, keepdims=True), TILE)
@@ -131,7 +132,6 @@ class _Forward(Program):
             keys = layout.short_keys(self.inputs, i)
             output = [dot(s.tile_I[i, half], layout.value(keys[number])) for number, half in enumerate(HALVES)]
             self._finish(i, jnp.concatenate(output), s.top_I[i], s.total_I[i])
-        self.start_next_program()
 
     def begin(self) -> None:
         s, blocks = self.s, range(self.sizes.blocks)
@@ -143,7 +143,7 @@ class _Forward(Program):
             s.word_I[i] = self.query_words(iota(0) + i * BLOCK)
             s.kv[i] = self.inputs.segment_BTE[0, rows(i), :]
             s.content_I[i] = dot_t(s.query_I[i], layout.key(s.kv[i]))
-            s.top_I[i] = jnp.full(TILE, LOWEST / 2, jnp.float32)
+            s.top_I[i] = jnp.full(TILE, _LOWEST / 2, jnp.float32)
             for tiles in (s.total_I, s.output_I, s.weight_I, s.tile_I):
                 tiles[i] = jnp.zeros(TILE, tiles.dtype)
         for i in blocks:
@@ -214,8 +214,7 @@ class _Forward(Program):
 
     def _log_masks(self, step: jax.Array) -> list[jax.Array]:
         masks = self.masks(step, self.inputs.z_BH1T)
-        found = [jnp.where(mask > 0, jnp.log2(jnp.maximum(mask, 1e-30)), LOWEST) for mask, _ in masks]
-        return found
+        return [jnp.where(mask > 0, jnp.log2(jnp.maximum(mask, 1e-30)), _LOWEST) for mask, _ in masks]
 
     def _drop(self, weight: jax.Array, word: jax.Array, spread: jax.Array) -> jax.Array:
         return jnp.where(self.kept(word, spread), weight, 0.0) if self.sizes.dropout else weight

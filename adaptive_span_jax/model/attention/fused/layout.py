@@ -1,4 +1,4 @@
-"""How the kernels' arrays lie in memory: packing by XLA before and after, blocks in VMEM, and reading them."""
+"""How the kernels' arrays lie in VMEM, and how programs read them."""
 
 from typing import Any, NamedTuple
 
@@ -21,7 +21,9 @@ class Operands(NamedTuple):
     query_BTQ: Any
     segment_BTE: Any  # projected, heads side by side; keys are scaled to scores in base 2
     newest_BJE: Any  # the same of the newest 128 positions of memory
-    table_XKJ: Any  # the position table in blocks of 128 distances, the furthest first, scaled like keys
+    table_XKJ: (
+        Any  # position table: block x has the distances 128 x + 1 … 128 x + 128, furthest in column 0; scaled like keys
+    )
     weights_DE: Any  # key and value projections, heads side by side
     memory_LBMD: Any
     z_BH1T: Any

@@ -10,14 +10,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from adaptive_span_jax.model import dropout
-from adaptive_span_jax.model.attention.fused.sizes import BLOCK, Sizes
+from adaptive_span_jax.model.attention.fused.sizes import AHEAD, BLOCK, Sizes
 from adaptive_span_jax.model.attention.fused.tiles import column, distances, dot, iota
 from adaptive_span_jax.model.span import on_ramp, soft_mask
 
 Ref = Any
-
-# Copies of memory blocks under way at a time: a step is shorter than the latency of HBM.
-_AHEAD = 4
 
 
 class Scalars(NamedTuple):
@@ -49,9 +46,9 @@ class Program(abc.ABC):
     def __init__(self, sizes: Sizes, scalars: Scalars, weights_DE: Ref, blocks: Blocks, distance: Ref, spread: Ref):
         self.sizes, self.scalars, self.weights_DE, self.blocks = sizes, scalars, weights_DE, blocks
         self.distance, self.spread = distance, spread  # constant tiles, see `first`
-        # Read here: inside a loop's body the compiler does not know them.
-        self.number, self.head = pl.program_id(1), pl.program_id(2)  # number: of the stream among those of this core
-        self.stream = pl.program_id(0) * sizes.streams_per_core + self.number
+        # Read here: not known inside loops and branches.
+        self.local_stream, self.head = pl.program_id(1), pl.program_id(2)
+        self.stream = pl.program_id(0) * sizes.streams_per_core + self.local_stream
         self.steps, self.full = scalars.steps_H[self.head], scalars.full_H[self.head]
 
     def run(self) -> None:
@@ -90,11 +87,11 @@ class Program(abc.ABC):
 
     @property
     def is_first(self) -> jax.Array:
-        """Whether this program is the first on its core: what it writes to scratch stays there for the others."""
-        return (self.number == 0) & (self.head == 0)
+        """Whether this program is the first on its core."""
+        return (self.local_stream == 0) & (self.head == 0)
 
     def first(self) -> None:
-        """What the first program does before anything else."""
+        """What the first program does before anything else: scratch stays as it is from program to program."""
         self.distance[...] = distances().astype(jnp.float32)
         self.spread[...] = dropout.spread(distances())
         self._start(self.stream, self.head, 1)
@@ -125,8 +122,6 @@ class Program(abc.ABC):
         total = jnp.zeros((BLOCK, 1), jnp.float32)
         for number in range(count):
             mine = _between(iota(1) + number * BLOCK - first, 0, self.sizes.head_width)
-            if number:  # the last register has none behind it, and would count twice
-                mine = mine & (self._register(a, number) != self._register(a, 0))
             product = self._read(a, block, number).astype(jnp.float32) * self._read(b, block, number)
             total += jnp.sum(jnp.where(mine, product, 0.0), axis=1, keepdims=True)
         return total
@@ -150,16 +145,16 @@ class Program(abc.ABC):
     def masks(self, step: jax.Array, z_ref: Ref) -> list[tuple[jax.Array, jax.Array]]:
         """For each query block of a step: the mask, and 1 where it has a derivative with respect to z."""
         sizes = self.sizes
-        count = sizes.blocks if sizes.per_token or sizes.masks_empty else 1
+        count = sizes.blocks if sizes.per_query or sizes.has_valid_length else 1
         found = [self._mask(step, z_ref, block) for block in range(count)]
         return found * (sizes.blocks // count)
 
     def _mask(self, step: jax.Array, z_ref: Ref, block: int) -> tuple[jax.Array, jax.Array]:
         sizes = self.sizes
-        z = column(z_ref[0, 0, :, rows(block)]) if sizes.per_token else self.scalars.z_H[self.head]
+        z = column(z_ref[0, 0, :, rows(block)]) if sizes.per_query else self.scalars.z_H[self.head]
         distance = self.distance[...] + (step * BLOCK).astype(jnp.float32)
         visible = distance <= sizes.limit
-        if sizes.masks_empty:
+        if sizes.has_valid_length:
             query = (iota(0) + block * BLOCK).astype(jnp.float32)
             visible = visible & (distance - query <= self.scalars.place[2].astype(jnp.float32))
         mask = jnp.where(visible, soft_mask(distance, z, sizes.ramp), 0.0)
@@ -180,18 +175,18 @@ class Program(abc.ABC):
 
     # -------------------------------------------------------------------------------------------------- memory blocks
     #
-    # Step n reads the key blocks i − n and i − n − 1, so the block that it reads first is n + 1 blocks back. That of
-    # step 0 comes projected; those of steps 1, 2, … are copied from the ring. The copy for step 1 is started by the
-    # program before, those for the next steps when the program begins, and each step starts one more.
+    # Step n is the first to read key block −1 − n, through query block 0. That of step 0 comes projected; those of
+    # steps 1, 2, … are copied from the ring. The copy for step 1 is started by the program before, those for the next
+    # steps when the program begins, and each step starts one more.
 
     def start_copies(self) -> None:
         """At the beginning of a program that takes steps."""
-        for step in range(2, 1 + _AHEAD):
+        for step in range(2, 1 + AHEAD):
             self._start(self.stream, self.head, step)
 
     def advance_copies(self, step: jax.Array) -> None:
-        """In each step but the last: the block for the step after the next is there, one more is on its way."""
-        self._start(self.stream, self.head, step + 1 + _AHEAD)
+        """In each step but the last: starts one more copy, and waits for the block of step + 2, which it projects."""
+        self._start(self.stream, self.head, step + 1 + AHEAD)
         self.wait(step + 2)
 
     def start_next_program(self) -> None:
@@ -200,7 +195,7 @@ class Program(abc.ABC):
         stream = jnp.where(is_last_head, self.stream + 1, self.stream)
         head = jnp.where(is_last_head, 0, self.head + 1)
 
-        @pl.when(~is_last_head | (self.number < self.sizes.streams_per_core - 1))
+        @pl.when(~is_last_head | (self.local_stream < self.sizes.streams_per_core - 1))
         def _() -> None:
             self._start(stream, head, 1)
 

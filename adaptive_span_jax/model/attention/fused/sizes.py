@@ -14,6 +14,9 @@ Array = TypeVar("Array", jax.Array, np.ndarray)
 # Queries, keys and distances come in blocks of this many: the lanes of a vector register.
 BLOCK = 128
 
+# Copies of memory blocks under way at a time, a power of two: a step is shorter than the latency of HBM.
+AHEAD = 4
+
 # A head that reaches no further has a path of its own, without steps.
 SHORT = BLOCK // 2
 HALVES = (slice(0, SHORT), slice(SHORT, BLOCK))  # of a query block, each of which then sees 128 keys
@@ -33,8 +36,8 @@ class Sizes:
     ramp: int
     ring: int  # rows of the memory's ring
     dropout: float  # the rate
-    per_token: bool  # z differs between tokens
-    masks_empty: bool  # positions before the valid part of memory are not attended to
+    per_query: bool  # z differs between queries
+    has_valid_length: bool  # positions before the valid part of memory are not attended to
     interpret: bool  # run by the interpreter, on any platform
 
     @property
@@ -70,8 +73,13 @@ class Sizes:
 
     @property
     def slots(self) -> int:
-        """Projected key blocks that a step may read: one per query block and four ahead, rounded to a power of two."""
+        """Projected key blocks that steps hold: one per query block, one behind, three ahead; a power of two."""
         return 1 << (self.blocks + 3).bit_length()
+
+    @property
+    def hidden_blocks(self) -> int:
+        """Memory blocks that the backward kernel holds: those ahead, and until their gradient is complete."""
+        return 1 << (self.blocks + 2 + AHEAD).bit_length()
 
     @property
     def score_scale(self) -> float:
@@ -83,7 +91,7 @@ class Walk(NamedTuple):
     """How many steps each head takes."""
 
     steps: Any
-    full: Any  # the first so many lie within the span and need no mask; −1: the short path, without steps
+    full: Any  # how many leading steps need no mask; −1 selects the short path, without steps
 
 
 def walk(z_min: Array, z_max: Array, ramp: int, limit: int, valid_length: Any = None) -> Walk:
