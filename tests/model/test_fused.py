@@ -353,6 +353,11 @@ def test_a_short_head_sees_no_later_tokens():
 
 
 @slow
+def test_every_stream_may_have_its_own_z():
+    check(Case(length=128, limit=640, heads=2, head_width=64, per_token=True), [[[0, 500]], [[300, 20]]])
+
+
+@slow
 @pytest.mark.parametrize("per_token", [False, True])
 def test_two_cores_compute_what_one_computes(per_token, monkeypatch):
     case = Case(length=128, limit=640, heads=2, head_width=64, streams=4, per_token=per_token)
