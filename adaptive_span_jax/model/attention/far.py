@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from adaptive_span_jax.model.attention import far_tile, online_softmax, skew
-from adaptive_span_jax.model.attention.inputs import FAR, MARGIN, NEAR, InputGradients, Inputs, split
+from adaptive_span_jax.model.attention.inputs import NEAR, InputGradients, Inputs, split
 from adaptive_span_jax.model.span import reach
 
 Carry = TypeVar("Carry")
@@ -92,7 +92,7 @@ def backward(
                 residuals = (_cut(array[index], block.head, number, size) for array in (log_sum, d_output, d_dot))
                 tile = _tile(shard, block, projected, number)
                 grads, used = far_tile.gradients(tile, ramp, *residuals, scratch=scratch[index])
-                d_table_PK = skew.add_to_table(d_table_PK, MARGIN, furthest, grads.table_YK)
+                d_table_PK = skew.add_to_table(d_table_PK, inputs.far.margin, furthest, grads.table_YK)
                 for old, new, done in ((d_query, grads.query_BCK, after[0]), (d_z, grads.z_BC1, after[1])):
                     summed = _cut(old[index], block.head, number, size) + new
                     done.append(_paste(old[index], summed, block.head, number))
@@ -153,15 +153,14 @@ def _far_heads(reach_H: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _queries(inputs: Inputs) -> int:
     """The number of queries in a far tile."""
-    length = inputs.segment_BTD.shape[1]
-    return FAR if length % FAR == 0 else inputs.chunk
+    return inputs.far.queries(inputs.segment_BTD.shape[1])
 
 
 def _over_memory(
     inputs: Inputs, head: jax.Array, reach: jax.Array, read: Callable[[_Block, Carry], Carry], carry: Carry
 ) -> Carry:
     """`carry` after `read` has seen the memory blocks that a head reaches, newest first."""
-    size = min(FAR, inputs.limit)
+    size = inputs.far.keys(inputs.limit)
     count = -(-reach // size)
     weights_DE = _weights(inputs, head)
 
@@ -231,7 +230,7 @@ def _tile(shard: Inputs, block: _Block, projected_BJE: jax.Array, number: jax.Ar
         query_BCK=_cut(shard.query_BHTK, block.head, number, queries),
         key_BJK=key_BJK,
         value_BJK=value_BJK,
-        table_YK=skew.table_rows(shard.table_PK, MARGIN, offset + queries - 1, queries + keys),
+        table_YK=skew.table_rows(shard.table_PK, shard.far.margin, offset + queries - 1, queries + keys),
         pairs=online_softmax.Pairs(distance, visible, _cut(shard.z_BHT1, block.head, number, queries), dropout),
     )
 
