@@ -88,9 +88,11 @@ def estimate(
 ) -> Estimate:
     """One step at these spans; bytes are those of one chip."""
     multiply_adds = step_multiply_adds(config, z_LH, chip.platform)
-    _, tiles_LHX = flops.far_tiles(config, jnp.asarray(z_LH, jnp.float32), FarShape.on(chip.platform))
+    shape = FarShape.on(chip.platform)
+    _, tiles_LHX = flops.far_tiles(config, jnp.asarray(z_LH, jnp.float32), shape)
     passes = config.train.grad_accum_steps * (2 + int(config.model.remat))
-    turns = passes * int((tiles_LHX > 0).sum() + tiles_LHX.sum())
+    tile_turns = 0 if shape.one_query_block(config.train.segment) else tiles_LHX.sum()
+    turns = passes * int((tiles_LHX > 0).sum() + tile_turns)
     peak = chip.bfloat16_flops if config.model.compute_dtype == "bfloat16" else chip.float32_flops
     arithmetic = 2 * multiply_adds / chips / (peak * ARITHMETIC_SHARE)
     traffic = (8 * parameter_bytes + 2 * temporary_bytes) / (chip.bandwidth * BANDWIDTH_SHARE)

@@ -53,7 +53,7 @@ def forward(
                 )
             return after
 
-        return jax.lax.fori_loop(*_query_blocks(inputs, block), read_queries, running)
+        return _over_queries(inputs, block, read_queries, running)
 
     def read_head(number: jax.Array, running: list[online_softmax.Running]) -> list[online_softmax.Running]:
         head = order_H[number]
@@ -103,7 +103,7 @@ def backward(
         zeros = [jnp.zeros(part.shape, accum_dtype) for part in split(block.projected_BJE, len(shards))]
         scratch = [skew.make_scratch(part.shape[0], size, part.shape[1], compute_dtype) for part in zeros]
         carry = (d_query, d_z, d_table_PK, zeros, scratch)
-        carry = jax.lax.fori_loop(*_query_blocks(inputs, block), read_queries, carry)
+        carry = _over_queries(inputs, block, read_queries, carry)
         d_query, d_z, d_table_PK, d_projected, _ = carry
         d_projected_BJE = jnp.concatenate(d_projected).astype(compute_dtype)
         d_weights_ED += jnp.einsum("BJE,BJD->ED", d_projected_BJE, block.hidden_BJD, preferred_element_type=accum_dtype)
@@ -190,12 +190,15 @@ def _over_segment(
     return jax.lax.fori_loop(0, count, body, carry)
 
 
-def _query_blocks(inputs: Inputs, block: _Block) -> tuple[jax.Array, jax.Array]:
-    """(first, end) of the query blocks that have a query W + 1 … reach positions after a key of the block."""
+def _over_queries(inputs: Inputs, block: _Block, read: Callable[[jax.Array, Carry], Carry], carry: Carry) -> Carry:
+    """`carry` after `read` has seen the query blocks with a query W + 1 … reach positions after a key of the block."""
     size, length = _queries(inputs), inputs.segment_BTD.shape[1]
+    # A block of keys is read because some query needs it, so if there is only one block of queries, it is that.
+    if inputs.far.one_query_block(length):
+        return read(jnp.zeros((), jnp.int32), carry)
     earliest = jnp.maximum(block.first + NEAR + 1, 0)
     latest = jnp.minimum(block.first + block.hidden_BJD.shape[1] - 1 + block.reach, length - 1)
-    return earliest // size, latest // size + 1
+    return jax.lax.fori_loop(earliest // size, latest // size + 1, read, carry)
 
 
 def _weights(inputs: Inputs, head: jax.Array) -> jax.Array:

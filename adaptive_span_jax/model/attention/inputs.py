@@ -47,6 +47,13 @@ class FarShape:
         chunk = min(NEAR, length)
         return max(size for size in range(chunk, max(self.size, chunk) + 1, chunk) if length % size == 0)
 
+    def one_query_block(self, length: int) -> bool:
+        """Whether all queries are in one tile, and there is no loop over blocks of queries.
+
+        Tiles for CPUs stay in a loop: XLA:CPU might fuse them with what comes next, and compute them twice.
+        """
+        return self.queries(length) == length > FAR
+
 
 class Inputs(NamedTuple):
     """One layer's attention over the streams of one device; T is padded to whole chunks."""
