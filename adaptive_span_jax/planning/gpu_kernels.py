@@ -37,7 +37,9 @@ CONDITION_SECONDS = 15e-6
 # Instructions that start no kernel: they name arrays otherwise, or end what another has started.
 _NO_KERNEL = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "partition-id", "after-all", "while")
 _TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+# XLA's own products, and those of NVIDIA's library.
+_CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{([\d,]*)\}|ensions":\[([\d,"]*)\])')
+_LIBRARY = 'custom_call_target="__cublas'
 _TYPE = re.compile(r"(\w+)\[([\d,]*)\]")
 
 
@@ -139,8 +141,7 @@ class _Counter:
                 raise ScheduleError(f"{instruction.name}: kernels in a {instruction.opcode} are not counted yet")
             elif instruction.opcode not in _NO_KERNEL and not instruction.opcode.endswith("-done"):
                 multiply_adds, half = self._products(instruction, computation)
-                moved = self._program.traffic(instruction, computation)
-                yield Kernel(instruction.name, runs, multiply_adds, half, moved)
+                yield Kernel(instruction.name, runs, multiply_adds, half, self._moved(instruction, computation))
 
     def _loop(
         self, loop: hlo.Instruction, runs: float, waiting: collections.deque[float], *, in_far: bool
@@ -164,15 +165,24 @@ class _Counter:
         self.conditions += runs * (turns + 1)
         yield from self.kernels(body, runs * turns, below)
 
+    def _moved(self, instruction: hlo.Instruction, computation: str) -> int:
+        """Bytes that one run of an instruction moves."""
+        if _LIBRARY not in instruction.attributes:
+            return self._program.traffic(instruction, computation)
+        operands = (self._program.computations[computation][name] for name in instruction.operands)
+        product, *_ = instruction.arrays  # the others are its working space
+        return sum(operand.arrays[0].size for operand in operands) + product.size
+
     def _products(self, instruction: hlo.Instruction, computation: str) -> tuple[int, bool]:
         """(multiply-adds of an instruction's products, whether their inputs are 16-bit numbers)."""
-        if instruction.opcode == "dot":
+        if instruction.opcode == "dot" or _LIBRARY in instruction.attributes:
             left = self._program.computations[computation][instruction.operands[0]]
             (kind, sizes), contracted = _dimensions(left.result), _CONTRACTED.search(instruction.attributes)
-            length = math.prod(sizes[int(axis)] for axis in contracted[1].split(",")) if contracted else 1
+            axes = re.findall(r"\d+", contracted[0]) if contracted else []
+            length = math.prod(sizes[int(axis)] for axis in axes)
             return math.prod(_dimensions(instruction.result)[1]) * length, kind in ("bf16", "f16")
-        if instruction.opcode == "custom-call" and "gemm" in instruction.attributes:
-            raise ScheduleError(f"{instruction.name}: products in a library's kernels are not counted yet")
+        if instruction.opcode == "custom-call":
+            raise ScheduleError(f"{instruction.name}: it is not known what this kernel of a library does")
         called = instruction.attribute("calls")
         if called is None:
             return 0, False
@@ -181,8 +191,8 @@ class _Counter:
 
 
 def _dimensions(result: str) -> tuple[str, list[int]]:
-    """The element type and the sizes of an array's type, e.g. `bf16[8,512]{1,0}`."""
-    found = _TYPE.match(result)
+    """The element type and the sizes of an array, e.g. `bf16[8,512]{1,0}`, or of the first in a tuple."""
+    found = _TYPE.search(result)
     if found is None:
         raise ScheduleError(f"{result[:80]} is no array")
     return found[1], [int(size) for size in found[2].split(",") if size]

@@ -62,6 +62,20 @@ def test_kernels_run_as_often_as_their_loops_turn():
     assert product.moved == 2 * (8 * 64 + 64 * 16) + 4 * 8 * 16
 
 
+def test_products_of_the_library_count_too():
+    config = tiny_config(span={"limit": 2000}, train={"segment": 512})
+    z_LH = np.zeros((3, 2))
+    fusion = "f32[8,16]{1,0} fusion(%d, %e), kind=kCustom, calls=%product"
+    library = """(f32[8,16]{1,0}, s8[999]{0}) custom-call(%d, %e), custom_call_target="__cublas$lt$matmul", \
+backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}"""
+    ours, theirs = (
+        gpu_kernels.count_step(config, hlo.parse(text), z_LH) for text in (PROGRAM, PROGRAM.replace(fusion, library))
+    )
+    assert ours == theirs
+    with pytest.raises(ScheduleError, match="what this kernel"):
+        gpu_kernels.count_step(config, hlo.parse(PROGRAM.replace(fusion, library).replace("cublas", "other")), z_LH)
+
+
 def test_a_kernel_takes_the_longer_of_arithmetic_and_traffic_and_its_launch():
     chip = CHIPS["a100"]
     arithmetic = gpu_kernels.Kernel("a", 2, 10**12, True, 1)
