@@ -84,7 +84,9 @@ class Step:
 
 def compile_step(config: Config, devices: list[jax.Device]) -> hlo.Program:
     """The train step, compiled for GPUs that are not here."""
-    return hlo.parse(fit.lower(config, sharding.make_mesh(devices, config.mesh.fsdp)).compile().as_text() or "")
+    lowered = fit.lower(config, sharding.make_mesh(devices, config.mesh.fsdp))
+    with fit.no_compilation_cache():
+        return hlo.parse(lowered.compile().as_text() or "")
 
 
 def count_step(config: Config, program: hlo.Program, z_LH: np.ndarray) -> Step:
