@@ -10,11 +10,14 @@ import jax.numpy as jnp
 
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.model.attention.fused.sizes import BLOCK, walk
-from adaptive_span_jax.model.attention.inputs import FAR, NEAR
+from adaptive_span_jax.model.attention.inputs import FAR, NEAR, FarShape
 from adaptive_span_jax.model.span import reach
+from adaptive_span_jax.runtime import sharding
 
 # The published code computes all heads of a layer with the longest span, rounded up to a multiple of this.
 PUBLISHED_TRIM = 64
+
+_SMALL_TILES = FarShape(FAR)
 
 
 class Cost(NamedTuple):
@@ -32,8 +35,9 @@ def cost(config: Config, furthest_z_LH: jax.Array, path: str) -> Cost:
         tiles = jnp.where(full_LH < 0, 0, steps_LH).sum() * (config.train.segment // BLOCK)
         executed = fused_flops(config, furthest_z_LH)
     else:
-        tiles = far_tiles(config, furthest_z_LH)[1].sum()
-        executed = executed_flops(config, furthest_z_LH)
+        far = FarShape.on(sharding.platform())
+        tiles = far_tiles(config, furthest_z_LH, far)[1].sum()
+        executed = executed_flops(config, furthest_z_LH, far)
     return Cost(tiles, executed, published_flops(config, furthest_z_LH))
 
 
@@ -44,19 +48,20 @@ def paper_flops(config: Config, average_span: float) -> float:
     return sizes.layers * (projections + feedforward + 2 * average_span * sizes.width)
 
 
-def executed_flops(config: Config, z_LH: jax.Array) -> jax.Array:
-    """Multiply-adds per token of a forward pass on the path per_head."""
+def executed_flops(config: Config, z_LH: jax.Array, far: FarShape = _SMALL_TILES) -> jax.Array:
+    """Multiply-adds per token of a forward pass on the path per_head, with far tiles of this shape."""
     sizes, length = config.model, config.train.segment
     width = sizes.width
-    chunk, padded, queries = _blocks(length)
+    chunk, padded = _padded(length)
+    queries = far.queries(padded)
     near = 2 * width**2 * (NEAR + padded) + padded * width * (2 * (NEAR + chunk) + NEAR)
-    rows_X, tiles_LHX = far_tiles(config, z_LH)
+    rows_X, tiles_LHX = far_tiles(config, z_LH, far)
     rows = rows_X[None, None, :].astype(jnp.float32)
     projected = rows * width * 2 * config.head_width
     # A tile's products: scores and values, and positions at all distances in it.
     tile = queries * config.head_width * (2 * rows + rows + queries)
-    far = jnp.where(tiles_LHX > 0, projected + tiles_LHX * tile, 0).sum()
-    return sizes.layers * (_dense(config) + near / length) + far / length
+    distant = jnp.where(tiles_LHX > 0, projected + tiles_LHX * tile, 0).sum()
+    return sizes.layers * (_dense(config) + near / length) + distant / length
 
 
 def fused_flops(config: Config, z_LH: jax.Array) -> jax.Array:
@@ -72,11 +77,11 @@ def fused_flops(config: Config, z_LH: jax.Array) -> jax.Array:
     return config.model.layers * (_dense(config) + projected / length) + heads / length
 
 
-def far_tiles(config: Config, z_LH: jax.Array) -> tuple[jax.Array, jax.Array]:
+def far_tiles(config: Config, z_LH: jax.Array, far: FarShape = _SMALL_TILES) -> tuple[jax.Array, jax.Array]:
     """(rows_X of the X key blocks, tiles_LHX that each head computes of them), as in the loops of attention/far.py."""
     limit = config.span.limit
-    _, padded, queries = _blocks(config.train.segment)
-    size = min(FAR, limit)
+    _, padded = _padded(config.train.segment)
+    queries, size = far.queries(padded), far.keys(limit)
     reach_LH1 = reach(z_LH, config.span.ramp, limit)[..., None]
 
     memory = jnp.arange(-(-limit // size))
@@ -102,11 +107,10 @@ def published_flops(config: Config, z_LH: jax.Array) -> jax.Array:
     return (_dense(config) + attention_L).sum()
 
 
-def _blocks(length: int) -> tuple[int, int, int]:
-    """(queries in a near tile, the segment's length padded to whole near tiles, queries in a far tile)."""
+def _padded(length: int) -> tuple[int, int]:
+    """(queries in a near tile, the segment's length padded to whole near tiles)."""
     chunk = min(NEAR, length)
-    padded = -(-length // chunk) * chunk
-    return chunk, padded, FAR if padded % FAR == 0 else chunk
+    return chunk, -(-length // chunk) * chunk
 
 
 def _dense(config: Config) -> int:

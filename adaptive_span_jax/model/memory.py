@@ -2,7 +2,8 @@
 
 It is a ring buffer. A step overwrites the oldest segment in place and moves nothing else; shifting all of S = 8192
 took 4 % of a step and a second copy of the memory. The ring holds a whole number of segments, so a segment never wraps
-around. Its first rows are repeated behind its last, so that any block of up to MIRRORED rows is one slice:
+around. Its first rows are repeated behind its last, so that any block of up to MIRRORED rows is one slice, and a longer
+one a few:
 
     ring  [ segment 4 ][ segment 1 ][ segment 2 ][ segment 3 ][ segment 4 ]
                        ↑ end: the next segment goes here       └ mirror ┘
@@ -19,7 +20,7 @@ from jax.typing import DTypeLike
 
 from adaptive_span_jax.runtime import sharding
 
-# The longest block that attention reads at once.
+# The longest block that is sure to be one slice. Checkpoints contain the mirror, so it is the same on every platform.
 MIRRORED = 128
 
 # What compiled programs call the loop that writes a segment.
@@ -110,12 +111,17 @@ class LayerMemory:
         return dataclasses.replace(self, hidden_LBMD=axis)
 
     def block(self, back: jax.Array | int, size: int) -> jax.Array:
-        """The `size` positions, at most MIRRORED, that start `back` positions before the segment: block_BJD."""
+        """The `size` positions that start `back` positions before the segment: block_BJD."""
+        longest = max(MIRRORED, self.hidden_LBMD.shape[2] - self.ring)
+        slices = [self._slice(back - first, min(longest, size - first)) for first in range(0, size, longest)]
+        return _opaque(slices[0] if len(slices) == 1 else jnp.concatenate(slices, axis=1))
+
+    def _slice(self, back: jax.Array | int, size: int) -> jax.Array:
+        """The same for no more rows than the mirror has."""
         _, streams, _, width = self.hidden_LBMD.shape
         row = (self.end - back) % self.ring
         corner = [jnp.asarray(start, jnp.int32) for start in (self.index, 0, row, 0)]
-        block_BJD = jax.lax.dynamic_slice(self.hidden_LBMD, corner, (1, streams, size, width))[0]
-        return _opaque(block_BJD)
+        return jax.lax.dynamic_slice(self.hidden_LBMD, corner, (1, streams, size, width))[0]
 
     def to_array(self) -> jax.Array:
         """A copy of all S positions, oldest first: memory_BSD."""

@@ -78,7 +78,7 @@ def compile_for(config: Config, machine: Machine, devices: list[jax.Device]) -> 
     mesh = sharding.make_mesh(devices, config.mesh.fsdp)
     sharding.check_streams(mesh, config.train.batch_size, config.train.grad_accum_steps)
     state, _ = abstract(config, mesh)
-    with terminal.waiting(f"compiling for {machine.topology}"), _no_compilation_cache():
+    with terminal.waiting(f"compiling for {machine.topology}"), no_compilation_cache():
         started, worked = time.perf_counter(), time.process_time()
         total = _total_bytes(lower(config, mesh))
     return Fit(
@@ -93,8 +93,8 @@ def compile_for(config: Config, machine: Machine, devices: list[jax.Device]) -> 
 
 
 @contextlib.contextmanager
-def _no_compilation_cache() -> Iterator[None]:
-    """Within it everything is compiled: how long that takes is part of the plan."""
+def no_compilation_cache() -> Iterator[None]:
+    """Within it everything is compiled: the plan says how long that takes, and without devices nothing loads."""
     settings: Any = jax.config
     before = settings.jax_enable_compilation_cache
     jax.config.update("jax_enable_compilation_cache", False)

@@ -25,6 +25,7 @@ import numpy as np
 
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.model import flops, span
+from adaptive_span_jax.model.attention.inputs import FarShape
 from adaptive_span_jax.planning.topology import Chip
 
 ARITHMETIC_SHARE = 0.4
@@ -71,12 +72,13 @@ def trained_profile(config: Config) -> np.ndarray:
     return np.minimum(profile_LH[rows][:, columns], config.span.limit)
 
 
-def step_multiply_adds(config: Config, z_LH: np.ndarray) -> float:
-    """Multiply-adds of one whole training step, forwards and backwards, of all streams."""
+def step_multiply_adds(config: Config, z_LH: np.ndarray, platform: str) -> float:
+    """Multiply-adds of one whole training step on a platform, forwards and backwards, of all streams."""
     # With z this low every head reads one position, so all beyond that cost is the far part's.
     lowest_LH = jnp.full(z_LH.shape, -config.span.ramp, jnp.float32)
-    near = float(flops.executed_flops(config, lowest_LH))
-    far = float(flops.executed_flops(config, jnp.asarray(z_LH, jnp.float32))) - near
+    shape = FarShape.on(platform)
+    near = float(flops.executed_flops(config, lowest_LH, shape))
+    far = float(flops.executed_flops(config, jnp.asarray(z_LH, jnp.float32), shape)) - near
     again = int(config.model.remat)
     return config.train.batch_size * config.train.segment * ((3 + again) * near + (4 + again) * far)
 
@@ -85,10 +87,12 @@ def estimate(
     config: Config, z_LH: np.ndarray, chip: Chip, chips: int, parameter_bytes: int, temporary_bytes: int
 ) -> Estimate:
     """One step at these spans; bytes are those of one chip."""
-    multiply_adds = step_multiply_adds(config, z_LH)
-    _, tiles_LHX = flops.far_tiles(config, jnp.asarray(z_LH, jnp.float32))
+    multiply_adds = step_multiply_adds(config, z_LH, chip.platform)
+    shape = FarShape.on(chip.platform)
+    _, tiles_LHX = flops.far_tiles(config, jnp.asarray(z_LH, jnp.float32), shape)
     passes = config.train.grad_accum_steps * (2 + int(config.model.remat))
-    turns = passes * int((tiles_LHX > 0).sum() + tiles_LHX.sum())
+    tile_turns = 0 if shape.one_query_block(config.train.segment) else tiles_LHX.sum()
+    turns = passes * int((tiles_LHX > 0).sum() + tile_turns)
     peak = chip.bfloat16_flops if config.model.compute_dtype == "bfloat16" else chip.float32_flops
     arithmetic = 2 * multiply_adds / chips / (peak * ARITHMETIC_SHARE)
     traffic = (8 * parameter_bytes + 2 * temporary_bytes) / (chip.bandwidth * BANDWIDTH_SHARE)

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 from adaptive_span_jax.model import flops
-from adaptive_span_jax.model.attention import far_tile, per_head, reference
-from adaptive_span_jax.model.memory import LayerMemory
+from adaptive_span_jax.model.attention import far_tile, inputs, per_head, reference
+from adaptive_span_jax.model.memory import LayerMemory, Memory
 from adaptive_span_jax.runtime import cpu, sharding
 from tests.conftest import tiny_config
-from tests.support.attention import assert_causal, draw, errors, plain_run, run, spans
+from tests.support.attention import assert_causal, draw, errors, far_tiles_of, plain_run, run, spans
 
 
 @pytest.fixture
@@ -44,6 +44,70 @@ def test_same_as_plain(length, limit, ramp, kind, rate, valid_length, per_token)
         for path in (per_head, reference)
     )
     assert max(errors(found, expected).values()) < 1e-9
+
+
+@pytest.mark.usefixtures("x64", "two_stream_shards")
+@pytest.mark.parametrize(
+    ("length", "limit", "kind", "rate", "valid_length", "per_token"),
+    [
+        (512, 700, "any", 0.3, None, False),  # a whole tile of queries; S is no multiple of it
+        (130, 600, "one long", 0.3, 100, True),  # tiles of 192 queries, padded, against 512 keys
+        pytest.param(512, 1024, "full", 0.0, None, False, marks=pytest.mark.slow),
+        pytest.param(512, 1100, "zero", 0.3, None, False, marks=pytest.mark.slow),
+        pytest.param(1024, 600, "any", 0.3, 511, True, marks=pytest.mark.slow),  # several tiles of queries
+        pytest.param(640, 513, "full", 0.3, 0, False, marks=pytest.mark.slow),  # tiles of 320 queries
+        pytest.param(704, 90, "any", 0.0, None, False, marks=pytest.mark.slow),  # 11 chunks: tiles of 64 queries
+        pytest.param(1, 600, "any", 0.3, None, True, marks=pytest.mark.slow),
+    ],
+)
+def test_tiles_for_gpus_are_the_same_as_plain(length, limit, kind, rate, valid_length, per_token):
+    arrays = draw(2, length, limit)
+    z = spans(kind, (2, length, 3) if per_token else (1, 1, 3), limit)
+    found, expected = (
+        run(
+            path,
+            arrays,
+            z,
+            None if valid_length is None else jnp.asarray(valid_length),
+            ramp=32,
+            rate=rate,
+            platform="gpu",
+        )
+        for path in (per_head, reference)
+    )
+    assert max(errors(found, expected).values()) < 1e-9
+
+
+# The newest segment lies before, across and behind the ring's end; blocks of 512 rows are several slices of it.
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(("segment", "segments"), [(64, 3), (64, 12), (256, 5), (512, 3)])
+def test_tiles_for_gpus_read_a_ring(segment, segments):
+    limit = 700
+    arrays = draw(2, segment, limit)
+    memory = Memory.zeros(2, 2, limit, segment, 12, jnp.float64)
+    for number in range(segments):
+        new_LBTD = jax.random.normal(jax.random.key(number), (2, 2, segment, 12), jnp.float64)
+        memory = memory.advance(new_LBTD, limit)
+    read, z = memory.layer(1, limit, segment), spans("any", (1, 1, 3), limit)
+    found = run(per_head, arrays | {"memory": read}, z, memory.valid_length, ramp=32, rate=0.3, platform="gpu")
+    arrays["memory"] = np.asarray(read.to_array())
+    expected = run(reference, arrays, z, memory.valid_length, ramp=32, rate=0.3)
+    assert max(errors(found, expected).values()) < 1e-9
+
+
+def test_gpus_have_larger_tiles():
+    shapes = {platform: inputs.FarShape.on(platform) for platform in ("cpu", "tpu", "gpu", "cuda", "rocm")}
+    assert {platform: shape.queries(512) for platform, shape in shapes.items()} == {
+        "cpu": 128,
+        "tpu": 128,
+        "gpu": 512,
+        "cuda": 512,
+        "rocm": 512,
+    }
+    lengths = (1, 13, 64, 128, 192, 256, 320, 512, 704, 1024)
+    assert [shapes["gpu"].queries(length) for length in lengths] == [1, 13, 64, 128, 192, 256, 320, 512, 64, 512]
+    assert [shapes["cpu"].queries(length) for length in lengths] == [1, 13, 64, 128, 64, 128, 64, 128, 64, 128]
 
 
 # Each new shape compiles both paths, about two seconds; spans, seeds and dropout bits cost nothing.
@@ -96,10 +160,13 @@ def test_lower_precision_stays_near_float64(dtype, tolerance):
     assert max(errors(found, expected).values()) < tolerance
 
 
-def test_eight_devices_compute_what_one_computes():
-    arrays = draw(8, 64, 140, dtype=np.float32)
-    z = spans("any", (1, 1, 3), 140).astype(np.float32)
-    expected = jax.device_get(run(per_head, arrays, z, None, ramp=32, rate=0.3))
+@pytest.mark.parametrize(
+    ("platform", "length", "limit"), [("cpu", 64, 140), pytest.param("gpu", 512, 600, marks=pytest.mark.slow)]
+)
+def test_eight_devices_compute_what_one_computes(platform, length, limit):
+    arrays = draw(8, length, limit, dtype=np.float32)
+    z = spans("any", (1, 1, 3), limit).astype(np.float32)
+    expected = jax.device_get(run(per_head, arrays, z, None, ramp=32, rate=0.3, platform=platform))
     mesh = sharding.make_mesh()
     assert mesh.size == 8
     by_stream, everywhere = NamedSharding(mesh, PartitionSpec(sharding.STREAMS)), NamedSharding(mesh, PartitionSpec())
@@ -110,7 +177,7 @@ def test_eight_devices_compute_what_one_computes():
 
     def on_mesh(arrays, z):
         with sharding.on_mesh(mesh):
-            return plain_run(per_head, arrays, z, None, ramp=32, rate=0.3)
+            return plain_run(per_head, arrays, z, None, ramp=32, rate=0.3, platform=platform)
 
     found = jax.jit(on_mesh)(placed, jax.device_put(z, everywhere))
     assert max(errors(found, expected).values()) < 1e-5
@@ -136,10 +203,10 @@ def test_nothing_comes_from_later_tokens_nor_from_the_token_itself():
     assert_causal(per_head, arrays, spans("full", (1, 1, 3), 90), ramp=8, queries=(0, 1, 63, 64, 69))
 
 
-@pytest.mark.parametrize("limit", [700, 90])
-def test_far_tiles_are_counted_as_they_are_computed(limit, monkeypatch):
-    config = tiny_config(model={"width": 12, "heads": 3}, span={"limit": limit, "ramp": 32}, train={"segment": 256})
-    arrays = draw(1, 256, limit, dtype=np.float32)
+@pytest.mark.parametrize(("platform", "length", "limit"), [("cpu", 256, 700), ("cpu", 256, 90), ("gpu", 1024, 1300)])
+def test_far_tiles_are_counted_as_they_are_computed(platform, length, limit, monkeypatch):
+    config = tiny_config(model={"width": 12, "heads": 3}, span={"limit": limit, "ramp": 32}, train={"segment": length})
+    arrays = draw(1, length, limit, dtype=np.float32)
     computed = []
     accumulate = far_tile.accumulate
 
@@ -151,20 +218,22 @@ def test_far_tiles_are_counted_as_they_are_computed(limit, monkeypatch):
 
     @jax.jit
     def forward(z):
-        return per_head.attend(
-            arrays["query"],
-            arrays["segment"],
-            LayerMemory.of(arrays["memory"]),
-            arrays["key"],
-            arrays["value"],
-            arrays["positions"],
-            z,
-            ramp=32,
-        )
+        with far_tiles_of(platform):
+            return per_head.attend(
+                arrays["query"],
+                arrays["segment"],
+                LayerMemory.of(arrays["memory"]),
+                arrays["key"],
+                arrays["value"],
+                arrays["positions"],
+                z,
+                ramp=32,
+            )
 
-    for z in ([0.0, 0.0, 0.0], [40.0, 31.0, 32.0], [0.0, 420.5, 0.0], [90.0, 700.0, 95.0]):
+    for z in ([0.0, 0.0, 0.0], [40.0, 31.0, 32.0], [0.0, 420.5, 0.0], [90.0, 1300.0, 95.0]):
         computed.clear()
         z_H = np.minimum(np.array(z, np.float32), limit)
         jax.block_until_ready(forward(z_H[None, None, :]))
         jax.effects_barrier()
-        assert len(computed) == int(flops.far_tiles(config, jnp.asarray(z_H)[None])[1].sum())
+        with far_tiles_of(platform):
+            assert len(computed) == int(flops.cost(config, jnp.asarray(z_H)[None], "per_head").far_tiles)

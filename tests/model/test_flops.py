@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.model import flops, transformer
 from tests.conftest import tiny_config
+from tests.model.test_attention import far_tiles_of
 from tests.test_config import load
 
 VOCABULARY = 7
@@ -79,21 +80,22 @@ def executed_products(config: Config, z_LH: np.ndarray, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("segment", "limit", "z_LH"),
+    ("platform", "segment", "limit", "z_LH"),
     [
-        (128, 300, [[0, 300], [40, 133]]),
-        (70, 100, [[100, 20], [31, 60]]),  # padded to 128; memory shorter than a block
-        (13, 37, [[3, 37], [0, 9]]),  # near only
+        ("cpu", 128, 300, [[0, 300], [40, 133]]),
+        ("cpu", 70, 100, [[100, 20], [31, 60]]),  # padded to 128; memory shorter than a block
+        ("cpu", 13, 37, [[3, 37], [0, 9]]),  # near only
+        ("gpu", 320, 600, [[0, 600], [40, 133]]),
     ],
 )
-def test_executed_is_what_is_executed(segment, limit, z_LH, monkeypatch):
+def test_executed_is_what_is_executed(platform, segment, limit, z_LH, monkeypatch):
     config = tiny_config(
         model={"layers": 2, "width": 6, "feedforward": 5}, span={"limit": limit}, train={"segment": segment}
     )
     z_LH = np.array(z_LH, np.float32)
-    assert_allclose(
-        flops.executed_flops(config, jnp.asarray(z_LH)), executed_products(config, z_LH, monkeypatch), rtol=1e-6
-    )
+    with far_tiles_of(platform):
+        found = flops.cost(config, jnp.asarray(z_LH), "per_head").executed
+        assert_allclose(found, executed_products(config, z_LH, monkeypatch), rtol=1e-6)
 
 
 def test_published_is_plain_attention_where_spans_are_full(monkeypatch):

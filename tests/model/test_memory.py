@@ -22,7 +22,7 @@ def inputs(number: int, segment: int) -> jax.Array:
 def test_every_block_is_that_of_a_shifted_memory(limit, segment):
     memory = Memory.zeros(LAYERS, STREAMS, limit, segment, WIDTH, jnp.float32)
     plain_LBSD = jnp.zeros((LAYERS, STREAMS, limit, WIDTH))
-    advance, size = jax.jit(Memory.advance, static_argnums=2), min(MIRRORED, limit)
+    advance = jax.jit(Memory.advance, static_argnums=2)
     for number in range(2 * limit // segment + 3):
         new_LBTD = inputs(number, segment)
         memory = advance(memory, new_LBTD, limit)
@@ -30,8 +30,10 @@ def test_every_block_is_that_of_a_shifted_memory(limit, segment):
         for layer in range(LAYERS):
             read = memory.layer(layer, limit, segment)
             assert_array_equal(read.to_array(), plain_LBSD[layer])
-            for back in {limit, size, (limit + size) // 2}:
-                assert_array_equal(read.block(back, size), plain_LBSD[layer, :, limit - back :][:, :size])
+            # A block of one slice, and one of several.
+            for size in {min(MIRRORED, limit), limit - 1}:
+                for back in {limit, size, (limit + size) // 2}:
+                    assert_array_equal(read.block(back, size), plain_LBSD[layer, :, limit - back :][:, :size])
 
 
 @pytest.mark.parametrize("segments", [0, 3])

@@ -2,12 +2,14 @@
 
 import dataclasses
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from adaptive_span_jax.model.attention import inputs
 from adaptive_span_jax.model.dropout import Dropout
 from adaptive_span_jax.model.memory import LayerMemory, Memory, ring_rows
 
@@ -58,8 +60,9 @@ def plain_run(
     *,
     ramp: int,
     rate: float,
+    platform: str = "cpu",
 ) -> dict:
-    """The output and all gradients of Σ d_output · output."""
+    """The output and all gradients of Σ d_output · output, with the far tiles of a platform."""
     dropout = Dropout.create(rate, seed, 2) if rate else None
     memory = arrays["memory"] if isinstance(arrays["memory"], LayerMemory) else LayerMemory.of(arrays["memory"])
 
@@ -68,12 +71,18 @@ def plain_run(
             query, segment, memory, key, value, positions, z, ramp=ramp, valid_length=valid_length, dropout=dropout
         )
 
-    inputs = [*(arrays[name] for name in ("query", "segment", "key", "value", "positions")), z]
-    output, pull = jax.vjp(attend, *inputs)
-    return dict(zip(NAMES, (output, *pull(arrays["d_output"].astype(output.dtype))), strict=True))
+    differentiated = [*(arrays[name] for name in ("query", "segment", "key", "value", "positions")), z]
+    with far_tiles_of(platform):
+        output, pull = jax.vjp(attend, *differentiated)
+        return dict(zip(NAMES, (output, *pull(arrays["d_output"].astype(output.dtype))), strict=True))
 
 
-run: Any = jax.jit(plain_run, static_argnames=("path", "ramp", "rate"))
+def far_tiles_of(platform: str) -> Any:
+    """While tracing: CPUs take the far tiles of another platform."""
+    return mock.patch.dict(inputs._FAR_ON, cpu=inputs.FarShape.on(platform).size)
+
+
+run: Any = jax.jit(plain_run, static_argnames=("path", "ramp", "rate", "platform"))
 
 
 def errors(found: dict, expected: dict) -> dict[str, float]:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from adaptive_span_jax.model.attention import far_tile, online_softmax, skew
-from adaptive_span_jax.model.attention.inputs import FAR, MARGIN, NEAR, InputGradients, Inputs, split
+from adaptive_span_jax.model.attention.inputs import NEAR, InputGradients, Inputs, split
 from adaptive_span_jax.model.span import reach
 
 Carry = TypeVar("Carry")
@@ -53,7 +53,7 @@ def forward(
                 )
             return after
 
-        return jax.lax.fori_loop(*_query_blocks(inputs, block), read_queries, running)
+        return _over_queries(inputs, block, read_queries, running)
 
     def read_head(number: jax.Array, running: list[online_softmax.Running]) -> list[online_softmax.Running]:
         head = order_H[number]
@@ -92,7 +92,7 @@ def backward(
                 residuals = (_cut(array[index], block.head, number, size) for array in (log_sum, d_output, d_dot))
                 tile = _tile(shard, block, projected, number)
                 grads, used = far_tile.gradients(tile, ramp, *residuals, scratch=scratch[index])
-                d_table_PK = skew.add_to_table(d_table_PK, MARGIN, furthest, grads.table_YK)
+                d_table_PK = skew.add_to_table(d_table_PK, inputs.far.margin, furthest, grads.table_YK)
                 for old, new, done in ((d_query, grads.query_BCK, after[0]), (d_z, grads.z_BC1, after[1])):
                     summed = _cut(old[index], block.head, number, size) + new
                     done.append(_paste(old[index], summed, block.head, number))
@@ -103,7 +103,7 @@ def backward(
         zeros = [jnp.zeros(part.shape, accum_dtype) for part in split(block.projected_BJE, len(shards))]
         scratch = [skew.make_scratch(part.shape[0], size, part.shape[1], compute_dtype) for part in zeros]
         carry = (d_query, d_z, d_table_PK, zeros, scratch)
-        carry = jax.lax.fori_loop(*_query_blocks(inputs, block), read_queries, carry)
+        carry = _over_queries(inputs, block, read_queries, carry)
         d_query, d_z, d_table_PK, d_projected, _ = carry
         d_projected_BJE = jnp.concatenate(d_projected).astype(compute_dtype)
         d_weights_ED += jnp.einsum("BJE,BJD->ED", d_projected_BJE, block.hidden_BJD, preferred_element_type=accum_dtype)
@@ -153,15 +153,14 @@ def _far_heads(reach_H: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _queries(inputs: Inputs) -> int:
     """The number of queries in a far tile."""
-    length = inputs.segment_BTD.shape[1]
-    return FAR if length % FAR == 0 else inputs.chunk
+    return inputs.far.queries(inputs.segment_BTD.shape[1])
 
 
 def _over_memory(
     inputs: Inputs, head: jax.Array, reach: jax.Array, read: Callable[[_Block, Carry], Carry], carry: Carry
 ) -> Carry:
     """`carry` after `read` has seen the memory blocks that a head reaches, newest first."""
-    size = min(FAR, inputs.limit)
+    size = inputs.far.keys(inputs.limit)
     count = -(-reach // size)
     weights_DE = _weights(inputs, head)
 
@@ -191,12 +190,15 @@ def _over_segment(
     return jax.lax.fori_loop(0, count, body, carry)
 
 
-def _query_blocks(inputs: Inputs, block: _Block) -> tuple[jax.Array, jax.Array]:
-    """(first, end) of the query blocks that have a query W + 1 … reach positions after a key of the block."""
+def _over_queries(inputs: Inputs, block: _Block, read: Callable[[jax.Array, Carry], Carry], carry: Carry) -> Carry:
+    """`carry` after `read` has seen the query blocks with a query W + 1 … reach positions after a key of the block."""
     size, length = _queries(inputs), inputs.segment_BTD.shape[1]
+    # A block of keys is read because some query needs it, so if there is only one block of queries, it is that.
+    if inputs.far.one_query_block(length):
+        return read(jnp.zeros((), jnp.int32), carry)
     earliest = jnp.maximum(block.first + NEAR + 1, 0)
     latest = jnp.minimum(block.first + block.hidden_BJD.shape[1] - 1 + block.reach, length - 1)
-    return earliest // size, latest // size + 1
+    return jax.lax.fori_loop(earliest // size, latest // size + 1, read, carry)
 
 
 def _weights(inputs: Inputs, head: jax.Array) -> jax.Array:
@@ -231,7 +233,7 @@ def _tile(shard: Inputs, block: _Block, projected_BJE: jax.Array, number: jax.Ar
         query_BCK=_cut(shard.query_BHTK, block.head, number, queries),
         key_BJK=key_BJK,
         value_BJK=value_BJK,
-        table_YK=skew.table_rows(shard.table_PK, MARGIN, offset + queries - 1, queries + keys),
+        table_YK=skew.table_rows(shard.table_PK, shard.far.margin, offset + queries - 1, queries + keys),
         pairs=online_softmax.Pairs(distance, visible, _cut(shard.z_BHT1, block.head, number, queries), dropout),
     )
 

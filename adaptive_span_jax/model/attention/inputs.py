@@ -1,21 +1,58 @@
 """What the near and the far part of per-head attention read, and the gradients they return."""
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
 
 from adaptive_span_jax.model.dropout import Dropout
-from adaptive_span_jax.model.memory import MIRRORED, LayerMemory
+from adaptive_span_jax.model.memory import LayerMemory
 
 # Distances 1 … NEAR are read by every head, further ones only by heads that reach them. 64 covers the ramp of 32 at
 # which heads start, and then some. Queries are cut into chunks of the same length, so a chunk's window is two blocks.
 NEAR = 64
 
-# A far tile is FAR queries against FAR keys; memory can be read in blocks of at most MIRRORED rows.
-FAR = MIRRORED
+# A far tile is at most FAR queries against FAR keys.
+FAR = 128
 
-# Zeros beyond both ends of the position table: no tile reaches further out than this.
-MARGIN = 2 * FAR
+# On other platforms, GPUs, every turn of a far loop starts some twenty kernels and waits for the host to read whether
+# another turn follows. Larger tiles compute more that is masked out, but take far fewer turns.
+FAR_ON_GPU = 512
+_FAR_ON = {"cpu": FAR, "tpu": FAR}
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class FarShape:
+    """The shape of far tiles: at most `size` queries against `size` keys."""
+
+    size: int
+
+    @classmethod
+    def on(cls, platform: str) -> "FarShape":
+        """The shape that a platform computes fastest."""
+        return cls(_FAR_ON.get(platform, FAR_ON_GPU))
+
+    @property
+    def margin(self) -> int:
+        """Zeros beyond both ends of the position table: no tile reaches further out than this."""
+        return 2 * self.size
+
+    def keys(self, limit: int) -> int:
+        """The rows of a block of memory."""
+        return min(self.size, limit)
+
+    def queries(self, length: int) -> int:
+        """The queries of a tile, and the rows of a block of the segment: whole chunks that divide the padded length."""
+        chunk = min(NEAR, length)
+        return max(size for size in range(chunk, max(self.size, chunk) + 1, chunk) if length % size == 0)
+
+    def one_query_block(self, length: int) -> bool:
+        """Whether all queries are in one tile, and there is no loop over blocks of queries.
+
+        Tiles for CPUs stay in a loop: XLA:CPU might fuse them with what comes next, and compute them twice.
+        """
+        return self.queries(length) == length > FAR
 
 
 class Inputs(NamedTuple):
@@ -31,6 +68,7 @@ class Inputs(NamedTuple):
     stream_B: jax.Array  # the streams' numbers among those of all devices
     valid_length: jax.Array | None
     dropout: Dropout | None
+    far: FarShape
 
     def shards(self, stream_shards: int) -> list["Inputs"]:
         """The inputs of equal shares of the streams. Memory is not split: that would copy it."""

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from adaptive_span_jax.model.attention import online_softmax, skew
-from adaptive_span_jax.model.attention.inputs import MARGIN, NEAR, Inputs
+from adaptive_span_jax.model.attention.inputs import NEAR, Inputs
 
 
 class NearGradients(NamedTuple):
@@ -94,7 +94,7 @@ def backward(
 
 
 def _table(inputs: Inputs) -> jax.Array:
-    return skew.table_rows(inputs.table_PK, MARGIN, NEAR, NEAR)
+    return skew.table_rows(inputs.table_PK, inputs.far.margin, NEAR, NEAR)
 
 
 def _pairs(inputs: Inputs) -> online_softmax.Pairs:

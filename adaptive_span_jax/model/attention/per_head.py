@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from adaptive_span_jax.model.attention import far, near, online_softmax, skew
-from adaptive_span_jax.model.attention.inputs import MARGIN, NEAR, InputGradients, Inputs, split
+from adaptive_span_jax.model.attention.inputs import NEAR, FarShape, InputGradients, Inputs, split
 from adaptive_span_jax.model.dropout import Dropout
 from adaptive_span_jax.model.memory import LayerMemory
 from adaptive_span_jax.runtime import cpu, sharding
@@ -49,6 +49,7 @@ def attend(
     chunk = min(NEAR, length)
     padding = -length % chunk
     accum_dtype = jnp.promote_types(query_BTHK.dtype, jnp.float32)
+    far_shape = FarShape.on(sharding.platform())
     z_BTH = jnp.broadcast_to(z_BTH, (z_BTH.shape[0], *query_BTHK.shape[1:3]))
     query_BTHK = query_BTHK * (1 / math.sqrt(query_BTHK.shape[-1]))
     inputs = Inputs(
@@ -57,11 +58,12 @@ def attend(
         memory=memory,
         key_DHK=key_DHK,
         value_DHK=value_DHK,
-        table_PK=skew.pad_table(positions_SK.astype(segment_BTD.dtype), MARGIN),
+        table_PK=skew.pad_table(positions_SK.astype(segment_BTD.dtype), far_shape.margin),
         z_BHT1=_pad_positions(jnp.moveaxis(z_BTH, 2, 1)[..., None].astype(accum_dtype), 2, padding),
         stream_B=jnp.arange(streams) if dropout is None else dropout.streams(streams),
         valid_length=valid_length,
         dropout=dropout,
+        far=far_shape,
     )
     stream_shards = cpu.stream_shards(sharding.streams_per_device(streams))
     return _attend(ramp, stream_shards, inputs)[:, :length]
@@ -129,7 +131,8 @@ def _backward(
     backward = sharding.per_device(backward, inputs.stream_B.size, (axes, _RESIDUAL_AXES, 0), gradient_axes)
     grads = backward(*saved, d_output_BTHK)
     # Memory, stream numbers and dropout have no gradient.
-    return (Inputs(**dict.fromkeys(Inputs._fields) | grads._asdict()),)
+    none: Any = dict.fromkeys(Inputs._fields) | {"far": inputs.far}
+    return (Inputs(**none | grads._asdict()),)
 
 
 _attend.defvjp(_forward, _backward)
@@ -155,7 +158,7 @@ def _join_near(shards: list[near.NearGradients], inputs: Inputs) -> InputGradien
         d_weights.append(d_weight_DE.reshape(weight_DHK.shape))
     d_table_PK = jnp.zeros(inputs.table_PK.shape, accum_dtype)
     d_table_WK = jnp.stack([shard.table_WK for shard in shards]).sum(axis=0)
-    d_table_PK = skew.add_to_table(d_table_PK, MARGIN, NEAR, d_table_WK)
+    d_table_PK = skew.add_to_table(d_table_PK, inputs.far.margin, NEAR, d_table_WK)
     d_key_DHK, d_value_DHK = d_weights
     return InputGradients(query, d_segment_BTD, d_key_DHK, d_value_DHK, d_table_PK, z)
 

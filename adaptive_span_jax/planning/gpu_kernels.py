@@ -1,0 +1,200 @@
+"""How long a training step may take on GPUs, counted kernel by kernel from the compiled program.
+
+Counted: the kernels of the optimized HLO with their products and bytes, how often each runs (turns of the far loops
+follow from the spans), and how often the host must read whether a loop goes on. Assumed: a kernel takes the longer of
+
+    arithmetic   2 · multiply-adds / (peak · 0.4)
+    traffic      bytes / (bandwidth · 0.7)
+
+and LAUNCH_SECONDS; a condition that depends on values takes CONDITION_SECONDS. Left out: waiting for other GPUs.
+"""
+
+import collections
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from adaptive_span_jax.config import Config
+from adaptive_span_jax.model import flops
+from adaptive_span_jax.model.attention.inputs import NEAR, FarShape
+from adaptive_span_jax.model.memory import WRITE_SCOPE
+from adaptive_span_jax.model.span import reach
+from adaptive_span_jax.planning import fit, hlo
+from adaptive_span_jax.planning.bundles import ScheduleError
+from adaptive_span_jax.planning.roofline import ARITHMETIC_SHARE, BANDWIDTH_SHARE
+from adaptive_span_jax.planning.topology import Chip
+from adaptive_span_jax.runtime import sharding
+
+# Neither was measured: what a kernel takes besides its work, and what reading a loop's condition back takes.
+LAUNCH_SECONDS = 1.5e-6
+CONDITION_SECONDS = 15e-6
+
+# Instructions that start no kernel: they name arrays otherwise, or end what another has started.
+_NO_KERNEL = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "partition-id", "after-all", "while")
+_TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+# XLA's own products, and those of NVIDIA's library.
+_CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{([\d,]*)\}|ensions":\[([\d,"]*)\])')
+_LIBRARY = 'custom_call_target="__cublas'
+_TYPE = re.compile(r"(\w+)\[([\d,]*)\]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """One kernel of the program, and how often a step runs it."""
+
+    name: str
+    runs: float
+    multiply_adds: int  # of one run, like what follows
+    half: bool  # its products are of 16-bit numbers
+    moved: int  # bytes
+
+    def seconds(self, chip: Chip) -> float:
+        """What all of its runs may take."""
+        peak = chip.bfloat16_flops if self.half else chip.float32_flops
+        arithmetic = 2 * self.multiply_adds / (peak * ARITHMETIC_SHARE)
+        return self.runs * (max(arithmetic, self.moved / (chip.bandwidth * BANDWIDTH_SHARE)) + LAUNCH_SECONDS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One training step on one GPU at given spans."""
+
+    kernels: tuple[Kernel, ...]
+    turns: float  # of loops whose turns depend on the spans
+    conditions: float  # read back by the host: one a turn, and one to end each loop
+
+    @property
+    def launches(self) -> float:
+        """How many kernels run."""
+        return sum(kernel.runs for kernel in self.kernels)
+
+    def seconds(self, chip: Chip) -> float:
+        """What a step may take."""
+        return sum(kernel.seconds(chip) for kernel in self.kernels) + self.conditions * CONDITION_SECONDS
+
+    def most_expensive(self, chip: Chip, count: int) -> list[Kernel]:
+        """The kernels that take longest in a step."""
+        return sorted(self.kernels, key=lambda kernel: -kernel.seconds(chip))[:count]
+
+
+def compile_step(config: Config, devices: list[jax.Device]) -> hlo.Program:
+    """The train step, compiled for GPUs that are not here."""
+    lowered = fit.lower(config, sharding.make_mesh(devices, config.mesh.fsdp))
+    with fit.no_compilation_cache():
+        return hlo.parse(lowered.compile().as_text() or "")
+
+
+def count_step(config: Config, program: hlo.Program, z_LH: np.ndarray) -> Step:
+    """What a step runs at these spans."""
+    counter = _Counter(program, _FarTurns.of(config, z_LH))
+    kernels = tuple(counter.kernels(program.entry, 1.0))
+    return Step(kernels, counter.turns, counter.conditions)
+
+
+@dataclasses.dataclass(frozen=True)
+class _FarTurns:
+    """Turns of the loops in attention/far.py: heads a layer, blocks a head, tiles a block, all on average."""
+
+    heads: float
+    memory_blocks: float
+    memory_tiles: float
+    segment_tiles: float
+
+    @classmethod
+    def of(cls, config: Config, z_LH: np.ndarray) -> "_FarTurns":
+        limit, shape = config.span.limit, FarShape.on("gpu")
+        tiles_LHX = np.asarray(flops.far_tiles(config, jnp.asarray(z_LH, jnp.float32), shape)[1])
+        blocks = -(-limit // shape.keys(limit))
+        reach_LH = reach(np.asarray(z_LH, np.float64), config.span.ramp, limit)
+        far_LH = reach_LH > NEAR
+        read = np.where(far_LH, -(-reach_LH // shape.keys(limit)), 0).sum()
+        segment_LHX = tiles_LHX[..., blocks:]
+        # Without any far heads, none of the averages matters.
+        return cls(
+            heads=far_LH.sum() / len(far_LH),
+            memory_blocks=read / max(far_LH.sum(), 1),
+            memory_tiles=tiles_LHX[..., :blocks].sum() / max(read, 1),
+            segment_tiles=segment_LHX.sum() / max(far_LH.sum() * segment_LHX.shape[-1], 1),
+        )
+
+
+class _Counter:
+    """Walks through a program from its entry; `turns` and `conditions` add up as it does."""
+
+    def __init__(self, program: hlo.Program, far: _FarTurns) -> None:
+        self._program, self._far = program, far
+        self.turns = self.conditions = 0.0
+
+    def kernels(self, computation: str, runs: float, below: tuple[float, ...] | None = None) -> Iterator[Kernel]:
+        """The kernels of a computation that runs so often, and of the loops in it.
+
+        `below` has the turns of the loops in it whose turns depend on values, in order; None outside of the far loops.
+        """
+        waiting = collections.deque(below or ())
+        for instruction in self._program.computations[computation].values():
+            if instruction.opcode == "while":
+                yield from self._loop(instruction, runs, waiting, in_far=below is not None)
+            elif instruction.opcode in ("conditional", "call", "async-start"):
+                raise ScheduleError(f"{instruction.name}: kernels in a {instruction.opcode} are not counted yet")
+            elif instruction.opcode not in _NO_KERNEL and not instruction.opcode.endswith("-done"):
+                multiply_adds, half = self._products(instruction, computation)
+                yield Kernel(instruction.name, runs, multiply_adds, half, self._moved(instruction, computation))
+
+    def _loop(
+        self, loop: hlo.Instruction, runs: float, waiting: collections.deque[float], *, in_far: bool
+    ) -> Iterator[Kernel]:
+        body, known = self._program.body(loop), _TRIP_COUNT.search(loop.attributes)
+        if known:  # layers; or in the far loops blocks of the segment, whose inner loop is over tiles
+            below = (self._far.segment_tiles,) if in_far else None
+            yield from self.kernels(body, runs * int(known[1]), below)
+            return
+        if WRITE_SCOPE in loop.scope:  # the mirror of the ring is written only once in a while
+            turns, below = 1.0, None
+        elif not in_far:
+            # Blocks of memory come first. If the segment is one block, its loop is gone and that over tiles is here.
+            turns, below = self._far.heads, (self._far.memory_blocks, self._far.segment_tiles)
+        elif waiting:
+            turns, below = waiting.popleft(), (self._far.memory_tiles,)
+        else:
+            raise ScheduleError(f"{loop.name}: its turns depend on values, and it is none of the far loops")
+        if WRITE_SCOPE not in loop.scope:
+            self.turns += runs * turns
+        self.conditions += runs * (turns + 1)
+        yield from self.kernels(body, runs * turns, below)
+
+    def _moved(self, instruction: hlo.Instruction, computation: str) -> int:
+        """Bytes that one run of an instruction moves."""
+        if _LIBRARY not in instruction.attributes:
+            return self._program.traffic(instruction, computation)
+        operands = (self._program.computations[computation][name] for name in instruction.operands)
+        product, *_ = instruction.arrays  # the others are its working space
+        return sum(operand.arrays[0].size for operand in operands) + product.size
+
+    def _products(self, instruction: hlo.Instruction, computation: str) -> tuple[int, bool]:
+        """(multiply-adds of an instruction's products, whether their inputs are 16-bit numbers)."""
+        if instruction.opcode == "dot" or _LIBRARY in instruction.attributes:
+            left = self._program.computations[computation][instruction.operands[0]]
+            (kind, sizes), contracted = _dimensions(left.result), _CONTRACTED.search(instruction.attributes)
+            axes = re.findall(r"\d+", contracted[0]) if contracted else []
+            length = math.prod(sizes[int(axis)] for axis in axes)
+            return math.prod(_dimensions(instruction.result)[1]) * length, kind in ("bf16", "f16")
+        if instruction.opcode == "custom-call":
+            raise ScheduleError(f"{instruction.name}: it is not known what this kernel of a library does")
+        called = instruction.attribute("calls")
+        if called is None:
+            return 0, False
+        found = [self._products(each, called) for each in self._program.computations[called].values()]
+        return sum(count for count, _ in found), any(half for count, half in found if count)
+
+
+def _dimensions(result: str) -> tuple[str, list[int]]:
+    """The element type and the sizes of an array, e.g. `bf16[8,512]{1,0}`, or of the first in a tuple."""
+    found = _TYPE.search(result)
+    if found is None:
+        raise ScheduleError(f"{result[:80]} is no array")
+    return found[1], [int(size) for size in found[2].split(",") if size]
