@@ -64,14 +64,17 @@ def _train(config: Config, directory: Path, command: str, program_started: float
     _check_sizes(config, directory, corpus, mesh, abstract)
 
     checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint, hosts.ProcessMax(mesh))
-    start = _newest_metadata(config, directory, corpus, checkpoints)
+    checkpoints.set_damaged_aside()
+    start = newest_metadata(config, directory, corpus, checkpoints)
     if start.step >= config.train.steps and (finished := result.read_result(directory, config.train.steps)):
         terminal.say(f"This run is complete: {directory} has step {start.step:,}.")
         result.show_result(directory, finished)
         return 0
 
     with Interrupt(hosts.ProcessMax(mesh)) as interrupt, checkpoints:
-        state = _initial_state(config, corpus, optimizer, mesh, abstract, checkpoints, start)
+        if start.step:
+            checkpoints.thin_out()  # again: the process may have been killed after a save and before this
+        state = initial_state(config, corpus, optimizer, mesh, abstract, checkpoints, start)
         if hosts.is_process_zero():
             workdir.write_config(directory, config)
         entropy = order2_bits(corpus.train)
@@ -161,9 +164,8 @@ def _draw_spans(z_LH: np.ndarray, ramp: int, limit: int) -> np.ndarray:
     return pixels(span_heat_map(z_LH, ramp, limit))
 
 
-def _newest_metadata(config: Config, directory: Path, corpus: Corpus, checkpoints: Checkpoints) -> CheckpointMetadata:
-    """The metadata of the newest checkpoint, or that of step 0."""
-    checkpoints.set_damaged_aside()
+def newest_metadata(config: Config, directory: Path, corpus: Corpus, checkpoints: Checkpoints) -> CheckpointMetadata:
+    """The metadata of the newest checkpoint, or that of step 0; raises if the checkpoint is of another run."""
     newest = checkpoints.newest()
     if newest is None:
         symbols = corpora.vocabulary_text(corpus.vocabulary)
@@ -174,7 +176,7 @@ def _newest_metadata(config: Config, directory: Path, corpus: Corpus, checkpoint
     return metadata
 
 
-def _initial_state(
+def initial_state(
     config: Config,
     corpus: Corpus,
     optimizer: optax.GradientTransformation,
@@ -185,7 +187,6 @@ def _initial_state(
 ) -> TrainState:
     """The state that training starts from: a checkpoint's, another run's weights, or random weights."""
     if start.step:
-        checkpoints.thin_out()  # again: the process may have been killed after a save and before this
         return restore_state(checkpoints, start.step, abstract)
     state = create_state(config, len(corpus.vocabulary), optimizer, mesh)
     if not config.init_from:
