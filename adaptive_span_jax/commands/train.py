@@ -30,6 +30,7 @@ from adaptive_span_jax.runtime.signals import Interrupt, Interrupted
 from adaptive_span_jax.runtime.terminal import counted
 from adaptive_span_jax.training import capacity, diagnostics, loop, step
 from adaptive_span_jax.training.evaluation import Score, check_streams, score
+from adaptive_span_jax.training.goodput import Goodput
 from adaptive_span_jax.training.init_from import load_init_params
 from adaptive_span_jax.training.loop import Progress
 from adaptive_span_jax.training.metrics import MetricsLog
@@ -82,7 +83,8 @@ def _train(config: Config, directory: Path, command: str, program_started: float
         scorer = _make_scorer(config, mesh, interrupt)
         log = MetricsLog(directory if hosts.is_process_zero() else None, start.step, _draw_spans)
         nonfinite_steps = NonFiniteSteps(config, start.nonfinite_steps)
-        metadata = functools.partial(_metadata, config, start, nonfinite_steps, time.perf_counter())
+        goodput = Goodput(program_started, max(start.wall_seconds, log.wall_seconds), start.productive_seconds)
+        metadata = functools.partial(_metadata, config, start, nonfinite_steps, goodput, time.perf_counter())
         with terminal.TrainingProgress(start.step, config.train.steps, config.log.every_steps) as bar:
             recorder = Recorder(
                 config,
@@ -90,6 +92,7 @@ def _train(config: Config, directory: Path, command: str, program_started: float
                 mesh,
                 log,
                 nonfinite_steps,
+                goodput,
                 _with_startup_time(bar.show, log, start, program_started),
             )
             progress = loop.train(
@@ -112,6 +115,7 @@ def _train(config: Config, directory: Path, command: str, program_started: float
             check_older = interrupt.signal is None
             checkpoints.save(to_trees(progress.state), metadata(progress), log.staged, check_older)
         checkpoints.finish()
+        mfu = [line["mfu"] for line in log.read()[0] if "mfu" in line]
         log.close()
         seconds = metadata(progress).seconds
         if interrupt.signal:
@@ -124,6 +128,7 @@ def _train(config: Config, directory: Path, command: str, program_started: float
             return interrupt.exit_code
 
     finished = result.make_result(config, corpus, *scores, entropy, seconds)
+    finished |= result.efficiency(goodput.share, goodput.wall_seconds, mfu)
     params = hosts.all_gather(progress.state.params)
     if hosts.is_process_zero():
         result.write_result(directory, finished)
@@ -136,6 +141,7 @@ def _metadata(
     config: Config,
     start: CheckpointMetadata,
     nonfinite_steps: NonFiniteSteps,
+    goodput: Goodput,
     training_started: float,
     progress: Progress,
 ) -> CheckpointMetadata:
@@ -148,6 +154,8 @@ def _metadata(
         learning_rate=float(make_schedule(config.train)(progress.step)),
         nonfinite_steps=nonfinite_steps.total,
         dev_bits=progress.dev.bits if progress.dev else None,
+        wall_seconds=goodput.wall_seconds,
+        productive_seconds=goodput.productive_seconds,
         versions=versions(),
     )
 
