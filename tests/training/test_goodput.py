@@ -83,17 +83,17 @@ def test_the_log_remembers_the_time_of_lines_that_are_removed(tmp_path):
 @pytest.mark.usefixtures("one_device", "no_report")
 def test_evaluating_saving_and_waiting_for_saves_do_not_count(tmp_path, monkeypatch):
     def slowly(function):
-        return lambda *arguments: (time.sleep(0.5), function(*arguments))[1]
+        return lambda *arguments: (time.sleep(0.4), function(*arguments))[1]
 
     monkeypatch.setattr(train, "_evaluate_dev", slowly(train._evaluate_dev))
     for name in ("save", "wait_if_overdue"):
         monkeypatch.setattr(Checkpoints, name, slowly(getattr(Checkpoints, name)))
-    config = tiny_config(train={"steps": 6}, model=QUICK, evaluate={"every_steps": 2})
+    config = tiny_config(train={"steps": 6}, model=QUICK, evaluate={"every_steps": 1})
     assert train.train(config, tmp_path, "command") == 0
     saved = Checkpoints(tmp_path / "checkpoints", config.checkpoint).describe(6)
-    # Six steps of milliseconds; three evaluations, two saves and six waits of half a second.
+    # Six steps of milliseconds, each with a wait, an evaluation and a save; of each kind, five are before a step.
     assert 0 < saved.productive_seconds < 1.5
-    assert saved.wall_seconds > 5.5
+    assert saved.wall_seconds > 3 * 5 * 0.4
 
 
 @pytest.mark.usefixtures("one_device", "no_report")
@@ -111,6 +111,10 @@ def test_steps_lost_by_a_kill_do_not_count_but_their_time_does(tmp_path, capsys)
     began = time.perf_counter()
     assert train.train(longer, tmp_path, "command") == 0
     took = time.perf_counter() - began
+    # The first step of a process does not count.
+    started, first = (line for line in logged(tmp_path) if line["step"] == 3)
+    assert first["wall_seconds"] > lost + started["startup_seconds"]
+    assert first["goodput"] * first["wall_seconds"] == pytest.approx(before.productive_seconds, rel=1e-3)
     after = checkpoints.describe(8)
     assert lost < after.wall_seconds < lost + took
     assert before.productive_seconds < after.productive_seconds < before.productive_seconds + took
