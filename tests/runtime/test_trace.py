@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from adaptive_span_jax.runtime import trace
 from adaptive_span_jax.runtime.trace import Event, Operation
@@ -45,3 +46,54 @@ def test_a_recorded_trace_has_the_operations_of_the_program(tmp_path):
     # Some of them are inside a fusion, which is one operation.
     assert [found[name].count for name in products & set(found)] == [3]
     assert all(0 < operation.seconds < 1 for operation in found.values())
+
+
+# As the profilers of other platforms write it.
+TPU = """
+planes {
+  name: "/device:TPU:0"
+  event_metadata { key: 1 value { id: 1 name: "%while.2 = (s32[], bf16[8]) while(%tuple)" } }
+  event_metadata { key: 2 value { id: 2 name: "%fusion.3 = bf16[8,128] fusion(%p), kind=kLoop" } }
+  event_metadata { key: 3 value { id: 3 name: "jit_train_step(123)" } }
+  lines { name: "XLA Modules" events { metadata_id: 3 offset_ps: 0 duration_ps: 9000000 } }
+  lines {
+    name: "XLA Ops"
+    events { metadata_id: 1 offset_ps: 0 duration_ps: 8000000 }
+    events { metadata_id: 2 offset_ps: 1000000 duration_ps: 2000000 }
+    events { metadata_id: 2 offset_ps: 5000000 duration_ps: 2000000 }
+  }
+}
+"""
+GPU = """
+planes {
+  name: "/device:GPU:0"
+  event_metadata { key: 1 value { id: 1 name: "gemm_fusion_kernel" } }
+  event_metadata { key: 2 value { id: 2 name: "MemcpyD2D" } }
+  stat_metadata { key: 1 value { id: 1 name: "hlo_op" } }
+  stat_metadata { key: 2 value { id: 2 name: "dot.7" } }
+  lines {
+    name: "Stream #13(Compute)"
+    events { metadata_id: 1 offset_ps: 0 duration_ps: 3000000 stats { metadata_id: 1 ref_value: 2 } }
+    events { metadata_id: 2 offset_ps: 3000000 duration_ps: 1000000 }
+  }
+}
+planes {
+  name: "/host:CPU"
+  event_metadata { key: 1 value { id: 1 name: "cuLaunchKernel" } }
+  lines { name: "python" events { metadata_id: 1 offset_ps: 0 duration_ps: 9000000 } }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (TPU, [Operation("fusion.3", 2, 4e-6), Operation("while.2", 1, 4e-6)]),
+        (GPU, [Operation("dot.7", 1, 3e-6), Operation("MemcpyD2D", 1, 1e-6)]),
+    ],
+)
+def test_operations_of_other_platforms_are_found(text, expected, tmp_path):
+    folder = tmp_path / "plugins" / "profile" / "session"
+    folder.mkdir(parents=True)
+    (folder / "host.xplane.pb").write_bytes(jax.profiler.ProfileData.text_proto_to_serialized_xspace(text))
+    assert sorted(trace.read_operations(tmp_path, "session")) == sorted(expected)
