@@ -1,4 +1,4 @@
-"""Adaptive attention span in JAX: train, evaluate, report, generate, compress, plan, prepare data.
+"""Adaptive attention span in JAX: train, evaluate, report, generate, compress, plan, profile, prepare data.
 
 python main.py                           the quick start: about four minutes, no download
 python main.py --config=enwik8_large     an experiment of the paper
@@ -72,7 +72,7 @@ def _main(started: float, argv: list[str]) -> int:
         return verify.verify(directory)
     if _MODE.value == "import-torch":
         return _import_torch(directory, _CONFIG.value.to_dict() if _names_config(sys.argv) else None, changes)
-    if _MODE.value in ("train", "prepare", "plan", "doctor"):
+    if _MODE.value in ("train", "prepare", "plan", "profile", "doctor"):
         own = _own_config(directory) if _WORKDIR.value and not _names_config(sys.argv) else None
         config = own.changed(changes) if own else Config.from_dict(_CONFIG.value.to_dict())
         return _start(config, directory.name if own else name, directory, started)
@@ -98,11 +98,13 @@ def _start(config: Config, name: str, directory: Path, started: float) -> int:
         if _MODE.value == "doctor":
             return doctor.doctor(config, directory, _EXPECT_DEVICES.value)
         # Imported after the doctor, which must leave no files: importing matplotlib creates folders in the user's home.
-        from adaptive_span_jax.commands import prepare, train
+        from adaptive_span_jax.commands import prepare, profile, train
 
         match _MODE.value:
             case "prepare":
                 return prepare.prepare(config.data)
+            case "profile":
+                return profile.profile(config, directory)
             case _:
                 doctor.quick(_EXPECT_DEVICES.value)
                 several = jax.process_count() > 1

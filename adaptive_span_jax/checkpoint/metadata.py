@@ -29,6 +29,8 @@ class CheckpointMetadata:
     learning_rate: float = 0.0  # of the next step, for information: the schedule follows from config and step
     nonfinite_steps: int = 0  # skipped steps so far
     dev_bits: float | None = None
+    wall_seconds: float = 0.0  # of the run's processes so far, see training/goodput.py; 0 from earlier versions
+    productive_seconds: float = 0.0  # of these, in steps that counted
     versions: dict[str, str] = dataclasses.field(default_factory=versions)
 
     @classmethod

@@ -35,6 +35,7 @@ MODES = {
     "verify": Mode("verify the checksums of all checkpoints"),
     "prepare": Mode("download and prepare the data", _HOSTS, ("data.FIELD",)),
     "plan": Mode("compile the train step for other hardware; estimate memory and speed", ("topology",), ("FIELD",)),
+    "profile": Mode("trace a few training steps; list the most expensive operations", _HOSTS, ("FIELD",)),
     "doctor": Mode("check this machine, the data and the workdir", ("expect_devices", *_HOSTS), ("FIELD",)),
 }
 

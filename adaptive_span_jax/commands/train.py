@@ -30,6 +30,7 @@ from adaptive_span_jax.runtime.signals import Interrupt, Interrupted
 from adaptive_span_jax.runtime.terminal import counted
 from adaptive_span_jax.training import capacity, diagnostics, loop, step
 from adaptive_span_jax.training.evaluation import Score, check_streams, score
+from adaptive_span_jax.training.goodput import Goodput
 from adaptive_span_jax.training.init_from import load_init_params
 from adaptive_span_jax.training.loop import Progress
 from adaptive_span_jax.training.metrics import MetricsLog
@@ -64,14 +65,17 @@ def _train(config: Config, directory: Path, command: str, program_started: float
     _check_sizes(config, directory, corpus, mesh, abstract)
 
     checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint, hosts.ProcessMax(mesh))
-    start = _newest_metadata(config, directory, corpus, checkpoints)
+    checkpoints.set_damaged_aside()
+    start = newest_metadata(config, directory, corpus, checkpoints)
     if start.step >= config.train.steps and (finished := result.read_result(directory, config.train.steps)):
         terminal.say(f"This run is complete: {directory} has step {start.step:,}.")
         result.show_result(directory, finished)
         return 0
 
     with Interrupt(hosts.ProcessMax(mesh)) as interrupt, checkpoints:
-        state = _initial_state(config, corpus, optimizer, mesh, abstract, checkpoints, start)
+        if start.step:
+            checkpoints.thin_out()  # again: the process may have been killed after a save and before this
+        state = initial_state(config, corpus, optimizer, mesh, abstract, checkpoints, start)
         if hosts.is_process_zero():
             workdir.write_config(directory, config)
         entropy = order2_bits(corpus.train)
@@ -79,7 +83,8 @@ def _train(config: Config, directory: Path, command: str, program_started: float
         scorer = _make_scorer(config, mesh, interrupt)
         log = MetricsLog(directory if hosts.is_process_zero() else None, start.step, _draw_spans)
         nonfinite_steps = NonFiniteSteps(config, start.nonfinite_steps)
-        metadata = functools.partial(_metadata, config, start, nonfinite_steps, time.perf_counter())
+        goodput = Goodput(program_started, max(start.wall_seconds, log.wall_seconds), start.productive_seconds)
+        metadata = functools.partial(_metadata, config, start, nonfinite_steps, goodput, time.perf_counter())
         with terminal.TrainingProgress(start.step, config.train.steps, config.log.every_steps) as bar:
             recorder = Recorder(
                 config,
@@ -87,6 +92,7 @@ def _train(config: Config, directory: Path, command: str, program_started: float
                 mesh,
                 log,
                 nonfinite_steps,
+                goodput,
                 _with_startup_time(bar.show, log, start, program_started),
             )
             progress = loop.train(
@@ -109,6 +115,7 @@ def _train(config: Config, directory: Path, command: str, program_started: float
             check_older = interrupt.signal is None
             checkpoints.save(to_trees(progress.state), metadata(progress), log.staged, check_older)
         checkpoints.finish()
+        mfu = [line["mfu"] for line in log.read()[0] if "mfu" in line]
         log.close()
         seconds = metadata(progress).seconds
         if interrupt.signal:
@@ -121,6 +128,7 @@ def _train(config: Config, directory: Path, command: str, program_started: float
             return interrupt.exit_code
 
     finished = result.make_result(config, corpus, *scores, entropy, seconds)
+    finished |= result.efficiency(goodput.share, goodput.wall_seconds, mfu)
     params = hosts.all_gather(progress.state.params)
     if hosts.is_process_zero():
         result.write_result(directory, finished)
@@ -133,6 +141,7 @@ def _metadata(
     config: Config,
     start: CheckpointMetadata,
     nonfinite_steps: NonFiniteSteps,
+    goodput: Goodput,
     training_started: float,
     progress: Progress,
 ) -> CheckpointMetadata:
@@ -145,6 +154,8 @@ def _metadata(
         learning_rate=float(make_schedule(config.train)(progress.step)),
         nonfinite_steps=nonfinite_steps.total,
         dev_bits=progress.dev.bits if progress.dev else None,
+        wall_seconds=goodput.wall_seconds,
+        productive_seconds=goodput.productive_seconds,
         versions=versions(),
     )
 
@@ -161,9 +172,8 @@ def _draw_spans(z_LH: np.ndarray, ramp: int, limit: int) -> np.ndarray:
     return pixels(span_heat_map(z_LH, ramp, limit))
 
 
-def _newest_metadata(config: Config, directory: Path, corpus: Corpus, checkpoints: Checkpoints) -> CheckpointMetadata:
-    """The metadata of the newest checkpoint, or that of step 0."""
-    checkpoints.set_damaged_aside()
+def newest_metadata(config: Config, directory: Path, corpus: Corpus, checkpoints: Checkpoints) -> CheckpointMetadata:
+    """The metadata of the newest checkpoint, or that of step 0; raises if the checkpoint is of another run."""
     newest = checkpoints.newest()
     if newest is None:
         symbols = corpora.vocabulary_text(corpus.vocabulary)
@@ -174,7 +184,7 @@ def _newest_metadata(config: Config, directory: Path, corpus: Corpus, checkpoint
     return metadata
 
 
-def _initial_state(
+def initial_state(
     config: Config,
     corpus: Corpus,
     optimizer: optax.GradientTransformation,
@@ -185,7 +195,6 @@ def _initial_state(
 ) -> TrainState:
     """The state that training starts from: a checkpoint's, another run's weights, or random weights."""
     if start.step:
-        checkpoints.thin_out()  # again: the process may have been killed after a save and before this
         return restore_state(checkpoints, start.step, abstract)
     state = create_state(config, len(corpus.vocabulary), optimizer, mesh)
     if not config.init_from:

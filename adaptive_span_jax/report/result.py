@@ -1,6 +1,7 @@
 """The result of a finished run: `result.json` and the final table."""
 
 import shlex
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,11 @@ def make_result(
     }
 
 
+def efficiency(goodput: float, wall_seconds: float, mfu: list[float]) -> dict[str, float]:
+    """What `result.json` says about speed: goodput of the run, and the median of the logged MFU if it is known."""
+    return {"goodput": goodput, "wall_seconds": wall_seconds} | ({"mfu": statistics.median(mfu)} if mfu else {})
+
+
 def write_result(workdir: Path, result: dict[str, Any]) -> None:
     """Writes `result.json`, whose presence means that the run is complete."""
     storage.write_text(workdir / _FILE, strict_json.dumps(result, indent=2) + "\n")
@@ -68,6 +74,7 @@ def show_result(workdir: Path, result: dict[str, Any]) -> None:
             "spans of heads": f"{result['shortest_span']:.1f} to {result['longest_span']:.1f} positions",
             "FLOPS per token": f"{result['flops_per_token'] / 1e6:.2f} million multiply-adds, counted as in the paper",
             "training time": f"{duration(result['seconds'])}, {counted(result['steps'], 'step')}",
+            **_efficiency(result),
             "written to": f"{workdir}/result.json, report/, metrics.jsonl, spans.jsonl, tensorboard/, checkpoints/",
         },
     )
@@ -80,3 +87,14 @@ def show_result(workdir: Path, result: dict[str, Any]) -> None:
             "your own text": f"{PROGRAM} --config=bytes --config.data.path=FILE_OR_FOLDER",
         },
     )
+
+
+def _efficiency(result: dict[str, Any]) -> dict[str, str]:
+    """The lines about speed; results of earlier versions have none, and MFU needs a device whose peak is known."""
+    lines = {}
+    if "goodput" in result:
+        wall = duration(result["wall_seconds"])
+        lines["goodput"] = f"{100 * result['goodput']:.1f} % of {wall} were spent in steps that counted"
+    if "mfu" in result:
+        lines["MFU"] = f"{100 * result['mfu']:.1f} % of the devices' peak, counted as in the paper"
+    return lines

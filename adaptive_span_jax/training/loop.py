@@ -50,7 +50,8 @@ def train(
     for number in range(progress.step + 1, config.train.steps + 1):
         if interrupt.poll():
             break
-        checkpoints.wait_if_overdue(number)
+        with recorder.saving():
+            checkpoints.wait_if_overdue(number)
         with recorder.fetching():
             segment, position = streams.take(progress.position)
             placed = sharding.place_segment(mesh, segment)
@@ -73,7 +74,8 @@ def train(
                 progress = progress._replace(dev=evaluate(progress))
         # Not while steps or scores are non-finite: the checkpoints from before are the ones worth keeping.
         if (saving or progress.dev) and is_finite(progress, recorder):
-            save(progress)
+            with recorder.saving():
+                save(progress)
     if running is not None:
         recorder.finalize_step(progress.step, running)
     return progress

@@ -71,13 +71,17 @@ class MetricsLog:
         self._draw_spans = draw_spans
         self._tensorboard: SummaryWriter | None = None
         self.staged: storage.Staged | None = None
+        self.wall_seconds = 0.0  # of the run up to the last line, including those that are removed
         if workdir is None:
             return
         self.staged = storage.Staged(workdir, ("metrics.jsonl", "spans.jsonl"))
         folder = self.staged.folder
         self._metrics, self._spans = folder / "metrics.jsonl", folder / "spans.jsonl"
+        self.wall_seconds = max((line.get("wall_seconds", 0.0) for line in read_lines(self._metrics)), default=0.0)
         for path in (self._metrics, self._spans):
             _remove_lines_after(path, resumed_at)
+        if self.wall_seconds:  # also for the next process, should this one be killed before its first line
+            _append(self._metrics, {"step": resumed_at, "wall_seconds": self.wall_seconds})
         self._tensorboard = SummaryWriter(str(folder / "tensorboard"), purge_step=resumed_at + 1, flush_secs=10)
         writer: Any = self._tensorboard.file_writer
         events = writer.event_writer._ev_writer

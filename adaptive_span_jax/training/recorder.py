@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.model import span
 from adaptive_span_jax.training import objective
+from adaptive_span_jax.training.goodput import Goodput
 from adaptive_span_jax.training.metrics import MetricsLog, Window, utilization
 from adaptive_span_jax.training.nonfinite_steps import NonFiniteSteps
 from adaptive_span_jax.training.step import Metrics
@@ -28,9 +29,10 @@ class Recorder:
         mesh: Mesh,
         log: MetricsLog,
         nonfinite_steps: NonFiniteSteps,
+        goodput: Goodput,
         show: Callable[[int, str], None],
     ):
-        self.log, self.nonfinite_steps = log, nonfinite_steps
+        self.log, self.nonfinite_steps, self._goodput = log, nonfinite_steps, goodput
         self._config, self._unit, self._mesh, self._show = config, unit, mesh, show
         self._window, self._recent = Window(), deque[float](maxlen=50)
 
@@ -45,12 +47,20 @@ class Recorder:
     def paused(self) -> Iterator[None]:
         """A context for work other than training."""
         started = time.perf_counter()
-        yield
+        with self._goodput.paused():
+            yield
         self._window.pause(time.perf_counter() - started)
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """A context for saving and for waiting for a save, which tokens per second include but goodput does not."""
+        with self._goodput.paused():
+            yield
 
     def finalize_step(self, step: int, metrics: Metrics) -> None:
         """Waits for a step, then counts, shows and logs it; raises after too many consecutive non-finite ones."""
         metrics = jax.device_get(metrics)
+        self._goodput.end_step(bool(metrics.good))
         self.nonfinite_steps.count(step, bool(metrics.good))
         self._window.add(float(metrics.nats))
         self._recent.append(float(metrics.nats))
@@ -73,6 +83,7 @@ class Recorder:
         z_LH = np.asarray(metrics.z_LH)
         ramp, limit = self._config.span.ramp, self._config.span.limit
         average, tokens = float(span.average_span(z_LH, ramp, limit)), self._tokens_per_second()
+        mfu = utilization(self._config, average, tokens, list(self._mesh.devices.flat))
         scalars = {
             "train_bits": objective.bits(self._window.nats),
             "penalty_nats": float(metrics.penalty_nats),
@@ -85,7 +96,10 @@ class Recorder:
             "published_multiply_adds_per_token": float(metrics.cost.published),
             "tokens_per_second": tokens,
             "tokens_per_second_per_device": tokens / self._mesh.size,
-            "flops_utilisation": utilization(self._config, average, tokens, list(self._mesh.devices.flat)),
+            "flops_utilisation": mfu,  # its name in logs of earlier versions
+            "mfu": mfu,
+            "goodput": self._goodput.share,
+            "wall_seconds": self._goodput.wall_seconds,
             "input_share": self._window.input_share,
         }
         # After a non-finite step some numbers are not finite, and the peak of some devices is unknown.

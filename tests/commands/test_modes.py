@@ -18,6 +18,7 @@ OF_EACH = {
     "verify": "",
     "prepare": "data.path data.archive data.directory",
     "plan": "seed data.path model.width train.batch_size",
+    "profile": "seed data.path model.width train.batch_size",
     "doctor": "seed data.path model.width train.batch_size",
 }
 SOME = {field for fields in OF_EACH.values() for field in fields.split()}
@@ -49,15 +50,15 @@ def test_a_mode_takes_its_own_fields_and_no_others(mode):
         ),
         (
             ["--mode=generate", "--coordinator=a:1"],
-            "does not use --coordinator, which is for --mode=train, evaluate, prepare or doctor",
+            "does not use --coordinator, which is for --mode=train, evaluate, prepare, profile or doctor",
         ),
         (
             ["--mode=report", "--num_processes=2"],
-            "does not use --num_processes, which is for --mode=train, evaluate, prepare or doctor",
+            "does not use --num_processes, which is for --mode=train, evaluate, prepare, profile or doctor",
         ),
         (
             ["--mode=plan", "--process_id=0"],
-            "--mode=plan does not use --process_id, which is for --mode=train, evaluate, prepare or doctor",
+            "--mode=plan does not use --process_id, which is for --mode=train, evaluate, prepare, profile or doctor",
         ),
         (
             ["--mode=verify", "--step=best"],
