@@ -1,9 +1,12 @@
 """`--mode=plan`: whether a run fits a machine that is not here, and about how long it takes."""
 
+import jax
+
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.model.attention import paths
-from adaptive_span_jax.planning import cycles, dump, roofline
+from adaptive_span_jax.planning import cycles, dump, gpu_kernels, roofline
+from adaptive_span_jax.planning.bundles import ScheduleError
 from adaptive_span_jax.planning.fit import CORPORA, Fit, compile_for, suggest
 from adaptive_span_jax.planning.topology import Machine
 from adaptive_span_jax.runtime import terminal
@@ -19,10 +22,15 @@ def plan(config: Config, topology: str, name: str) -> int:
     terminal.show_block(f"{name} on {topology}: {len(devices)} × {machine.chip.name}", _describe(config, fit))
     if not fit.fits:
         terminal.say(suggest(config, machine, devices))
-    if paths.choose_for(config, machine.chip.platform).name == "fused":
-        _show_cycles(config, machine, len(devices))
-    else:
-        _show_estimates(config, machine, len(devices), fit)
+    try:
+        if paths.choose_for(config, machine.chip.platform).name == "fused":
+            _show_cycles(config, machine, len(devices))
+        elif machine.chip.platform == "cuda":
+            _show_kernels(config, machine, devices)
+        else:
+            _show_estimates(config, machine, len(devices), fit)
+    except ScheduleError as error:
+        terminal.say(f"The time of a step cannot be counted for this config: {error}")
     return 0 if fit.fits else 1
 
 
@@ -53,8 +61,7 @@ def _show_cycles(config: Config, machine: Machine, chips: int) -> None:
                 f"{step.total.cycles / 1e6:.2f} M",
                 f"{step.total.cycles / clock * 1e3:,.1f} ms",
                 f"{seconds * 1e3:,.1f} ms",
-                f"{config.train.batch_size * config.train.segment / seconds:,.0f}",
-                f"{seconds * config.train.steps / 3600:.1f} h",
+                *_pace(config, seconds),
             ]
         )
     terminal.show_table(["spans", "cycles", "schedule", "with HBM", "tokens/s", "to the end"], rows)
@@ -64,6 +71,33 @@ def _show_cycles(config: Config, machine: Machine, chips: int) -> None:
         "traffic, whichever is longer. Left out: waiting for other chips, evaluation, checkpoints. The trained profile "
         "is made up."
     )
+
+
+def _show_kernels(config: Config, machine: Machine, devices: list[jax.Device]) -> None:
+    """What a step takes by the kernels of the program that is compiled for a GPU."""
+    with terminal.waiting(f"compiling for {machine.topology} with its kernels"):
+        program = gpu_kernels.compile_step(config, devices)
+    _say_run("Kernels of one GPU", config)
+    rows = []
+    for setting, z_LH in roofline.span_settings(config).items():
+        step = gpu_kernels.count_step(config, program, z_LH)
+        seconds = step.seconds(machine.chip)
+        cells = [setting, f"{step.turns:,.0f}", f"{step.launches:,.0f}", f"{seconds * 1e3:,.1f} ms"]
+        rows.append([*cells, *_pace(config, seconds)])
+    terminal.show_table(["spans", "loop turns", "kernels", "a step", "tokens/s", "to the end"], rows)
+    terminal.say(
+        "Counted: kernels, their products and bytes, and turns that follow from the spans. Assumed: "
+        f"{roofline.ARITHMETIC_SHARE:.0%} of the peak arithmetic or {roofline.BANDWIDTH_SHARE:.0%} of the bandwidth, "
+        f"whichever is slower, {gpu_kernels.LAUNCH_SECONDS * 1e6:.1f} µs a launch and "
+        f"{gpu_kernels.CONDITION_SECONDS * 1e6:.0f} µs for a loop's condition. Left out: waiting for other GPUs, "
+        "evaluation, checkpoints. The trained profile is made up."
+    )
+
+
+def _pace(config: Config, seconds: float) -> list[str]:
+    """Tokens per second, and hours to the last step."""
+    tokens = config.train.batch_size * config.train.segment / seconds
+    return [f"{tokens:,.0f}", f"{seconds * config.train.steps / 3600:.1f} h"]
 
 
 def _say_run(what: str, config: Config) -> None:
@@ -84,8 +118,7 @@ def _show_estimates(config: Config, machine: Machine, chips: int, fit: Fit) -> N
                 f"{found.multiply_adds / 1e12:.2f} T",
                 f"{found.turns:,}",
                 f"{found.seconds * 1e3:,.1f} ms",
-                f"{found.tokens_per_second(config):,.0f}",
-                f"{found.seconds * config.train.steps / 3600:.1f} h",
+                *_pace(config, found.seconds),
             ]
         )
     terminal.show_table(["spans", "multiply-adds", "loop turns", "a step", "tokens/s", "to the end"], rows)

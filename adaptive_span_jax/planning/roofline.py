@@ -44,10 +44,6 @@ class Estimate:
     turns: int  # of the far loops, in all passes of all groups of streams; the chips take them side by side
     seconds: float
 
-    def tokens_per_second(self, config: Config) -> float:
-        """Over all chips."""
-        return config.train.batch_size * config.train.segment / self.seconds
-
 
 def span_settings(config: Config) -> dict[str, np.ndarray]:
     """z_LH at the start, as after training, and with every head at S; fixed spans have only the last."""
