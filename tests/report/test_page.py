@@ -207,7 +207,7 @@ def test_page_looks_right_on_phone_and_desk_in_light_and_dark(run):
                 assert colors(figure.screenshot()) > 20, f"{name} is blank"
                 assert page.locator(f"figure#{name} text").first.evaluate(CONTRAST) > 7, name
             assert page.locator("tr.run").count() == 0, "the run has not read the tables' text"
-            assert "This run has read stdlib" in page.locator(".apart").inner_text()
+            assert "This run was trained on stdlib" in page.locator(".apart").inner_text()
             check_sample(page)
             check_tables(page, narrow=width == 360)
             seen[width, scheme] = page.screenshot(full_page=True)
