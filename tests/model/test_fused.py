@@ -491,10 +491,20 @@ def test_compiles_for_tpus(topology, head_width, dtype):
 
 @slow
 @needs_libtpu
+def test_only_v5p_has_two_cores():
+    for topology, cores in {"v5e:2x2": 1, "v6e:2x2": 1, "v5p:2x2x1": 2}.items():
+        with sharding.on_mesh(sharding.make_mesh(Machine.parse(topology).devices())):
+            assert (sharding.platform(), sharding.cores_per_device()) == ("tpu", cores)
+
+
+@slow
+@needs_libtpu
 @pytest.mark.parametrize(
     "case",
     [
         Case(512, 8192, 8, 64),
+        Case(512, 8192, 8, 96),
+        Case(1024, 32_768, 8, 64),
         Case(256, 900, 2, 128),
         Case(128, 100, 2, 64, rate=0.0),
         Case(256, 900, 4, 64, masks_empty=True),
