@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import NamedSharding, PartitionSpec
 
 from adaptive_span_jax.model.attention import fused, per_head, reference
@@ -205,6 +207,7 @@ CASES = {
     "no dropout": Case(256, 1024, 2, 64, rate=0.0),
     "three query blocks": Case(384, 1152, 2, 64, streams=1),
     "four query blocks": Case(512, 1024, 2, 64, streams=1),
+    "more memory blocks than are held": Case(128, 2304, 2, 64, streams=1),
     "S not in blocks": Case(256, 900, 2, 64),
     "S not in segments": Case(256, 300, 2, 64),
     "S below a block": Case(128, 100, 2, 64),
@@ -262,6 +265,14 @@ def test_same_as_plain_with_fixed_spans(name):
         check(case, [case.limit] * case.heads, end, valid_length=case.limit // 2 if case.masks_empty else None)
 
 
+@slow
+@pytest.mark.parametrize("length", [512, 1024])
+def test_same_as_plain_with_long_segments(length):
+    case = Case(length, 2304, 2, 64, streams=1)
+    for number, z in enumerate(((2304, 2000), (1500, 0), (31, 2200), (128, 1024), (700, 300))):
+        check(case, z, case.ends[number % len(case.ends)])
+
+
 # A program starts the copy of the next one's first block, also for the next stream.
 @slow
 @pytest.mark.parametrize("head_width", [64, 128])
@@ -269,6 +280,37 @@ def test_heads_in_any_order(head_width):
     case = Case(length=128, limit=640, heads=4, head_width=head_width)
     for z in itertools.product((0, 120), (500, 20, 80), (0, 300), (10, 640)):
         check(case, z, end=256)
+
+
+# The simulation of a TPU is slower than the interpreter, but knows when a copy may arrive: as soon as it is started, or
+# not before it is waited for. It reports reads out of bounds, and of what is not yet written or may be just then.
+@slow
+@pytest.mark.parametrize("arrival", ["eager", "on_wait"])
+@pytest.mark.parametrize(
+    ("case", "z"),
+    [
+        (Case(128, 2304, 2, 64, streams=1), (2304, 2304)),
+        (Case(256, 640, 4, 64), (300, 600, 0, 200)),
+        (Case(128, 640, 4, 96), (0, 640, 20, 100)),
+    ],
+)
+def test_copies_arrive_in_time(case, z, arrival, monkeypatch, capsys):
+    z_BTH, arrays = np.array(z, np.float32)[None, None], with_end(inputs(case), 256)
+    expected = jax.device_get(run(fused, arrays, z_BTH, None, 1, ramp=RAMP, rate=case.rate))
+    found = simulate(monkeypatch, arrays, z_BTH, case.rate, dma_execution_mode=arrival)
+    assert max(errors(found, expected).values()) < 1e-6
+    assert "RACE" not in capsys.readouterr().out
+
+
+def simulate(monkeypatch: pytest.MonkeyPatch, arrays: dict, z_BTH: np.ndarray, rate: float, **options: Any) -> dict:
+    """The kernels' results on a simulated TPU, whose memory is NaN at first."""
+    params = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan", **options)
+    interpreted = pl.pallas_call
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            pl, "pallas_call", lambda *args, interpret, **kwargs: interpreted(*args, interpret=params, **kwargs)
+        )
+        return jax.device_get(jax.jit(lambda arrays: plain_run(fused, arrays, z_BTH, ramp=RAMP, rate=rate))(arrays))
 
 
 # --------------------------------------------------------------------------------------------------- lower precision
@@ -359,7 +401,7 @@ def test_every_stream_may_have_its_own_z():
 
 @slow
 @pytest.mark.parametrize("per_token", [False, True])
-def test_two_cores_compute_what_one_computes(per_token, monkeypatch):
+def test_two_cores_compute_what_one_computes(per_token, monkeypatch, capsys):
     case = Case(length=128, limit=640, heads=2, head_width=64, streams=4, per_token=per_token)
     z = spans("any", (4, 128, 2) if per_token else (1, 1, 2), 640).astype(np.float32)
     arrays = with_end(inputs(case), 256)
@@ -370,7 +412,12 @@ def test_two_cores_compute_what_one_computes(per_token, monkeypatch):
         assert f"grid=({cores}, {4 // cores}, 2)" in str(traced.trace(arrays).jaxpr)
         return jax.device_get(traced(arrays))
 
-    assert max(errors(found(2), found(1)).values()) < 1e-6
+    one = found(1)
+    assert max(errors(found(2), one).values()) < 1e-6
+    # And at the same time.
+    simulated = simulate(monkeypatch, arrays, z, case.rate, num_cores_or_threads=2)
+    assert max(errors(simulated, one).values()) < 1e-6
+    assert "RACE" not in capsys.readouterr().out
 
 
 @slow
@@ -449,10 +496,20 @@ def test_compiles_for_tpus(topology, head_width, dtype):
 
 @slow
 @needs_libtpu
+def test_only_v5p_has_two_cores():
+    for topology, cores in {"v5e:2x2": 1, "v6e:2x2": 1, "v5p:2x2x1": 2}.items():
+        with sharding.on_mesh(sharding.make_mesh(Machine.parse(topology).devices())):
+            assert (sharding.platform(), sharding.cores_per_device()) == ("tpu", cores)
+
+
+@slow
+@needs_libtpu
 @pytest.mark.parametrize(
     "case",
     [
         Case(512, 8192, 8, 64),
+        Case(512, 8192, 8, 96),
+        Case(1024, 32_768, 8, 64),
         Case(256, 900, 2, 128),
         Case(128, 100, 2, 64, rate=0.0),
         Case(256, 900, 4, 64, masks_empty=True),
