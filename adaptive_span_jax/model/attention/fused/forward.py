@@ -221,7 +221,7 @@ class _Forward(Program):
 
     def _finish(self, i: int, output: jax.Array, top: jax.Array, total: jax.Array) -> None:
         total = jnp.where(total > 0, total, 1.0)  # a query that sees no key at all
-        output *= pl.reciprocal(total) * (1 / (1 - self.sizes.dropout))
+        output *= (1 / (1 - self.sizes.dropout)) / total
         self.put(self.outputs.output_BTQ, i, self.sizes.part % BLOCK, output)
         # The logarithm of a row takes one register, that of a column sixteen.
         self.outputs.log_sum_BH1T[0, 0, :, rows(i)] = row(top) + jnp.log(row(total)) * math.log2(math.e)
