@@ -114,7 +114,7 @@ def test_a_full_length_model_can_be_drawn():
     svg = spans_by_layer(z_LH, 32, 8192).svg()
     ElementTree.fromstring(svg)
     weight_LHS = np.full((24, 8, 8192), 1 / 8192)
-    ElementTree.fromstring(attention_patterns(weight_LHS, z_LH, 32, 100).svg())
+    ElementTree.fromstring(attention_patterns(weight_LHS, z_LH, 32, 100, "dev").svg())
 
 
 def test_any_byte_can_be_shown():
@@ -144,7 +144,7 @@ def test_a_phone_shows_letters_of_eight_dots():
     for drawing in (
         spans_by_layer(z_NLH[0], 5, 37),
         span_history(np.arange(3), z_NLH, 5, 37),
-        attention_patterns(weight_LHS, z_NLH[0], 32, 100),
+        attention_patterns(weight_LHS, z_NLH[0], 32, 100, "dev"),
     ):
         svg = drawing.svg()
         width = float(re.findall(r'viewBox="0 0 ([0-9.]+)', svg)[0])
@@ -212,7 +212,9 @@ def test_spans_along_a_passage_are_drawn_for_dynamic_spans_only(monkeypatch):
     seen = probe.Probe(np.full((3, 2, 37), 1 / 37), np.ones((3, 2)), 9, b"abc", np.array([1.0, 2.0, 3.0]))
     for kind in ("fixed", "adaptive", "dynamic"):
         config = tiny_config(span={"kind": kind})
-        run = report.Run("run", config, "stdlib", "byte", 1, 1, 2.0, 2.0, 2.0, np.ones((3, 2)), [], [], seen, None)
+        run = report.Run(
+            "run", config, "stdlib", "byte", 1, 1, 2.0, 2.0, 2.0, np.ones((3, 2)), [], [], seen, "dev", None
+        )
         assert ("passage" in [drawing.name for drawing in report.draw(run)]) == (kind == "dynamic"), kind
 
 
@@ -253,7 +255,7 @@ def test_the_axis_of_spans_fits_them(history):
 def test_the_axis_of_distances_ends_where_attention_does():
     weight_LHS = np.zeros((1, 2, 2048))
     weight_LHS[0, 0, :33], weight_LHS[0, 1, :60] = 1 / 33, 1 / 60
-    drawing = attention_patterns(weight_LHS, np.array([[0.0, 27.0]]), 32, 100)
+    drawing = attention_patterns(weight_LHS, np.array([[0.0, 27.0]]), 32, 100, "dev")
     assert 60 < drawing.figure.axes[0].get_xlim()[1] < 75
     assert "S = 2,048 →" in drawing.svg()
 

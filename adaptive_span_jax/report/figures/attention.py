@@ -27,8 +27,11 @@ def short_and_long_head(weight_LHS: np.ndarray, z_LH: np.ndarray) -> tuple[Head,
 
 
 @styled
-def attention_patterns(weight_LHS: np.ndarray, z_LH: np.ndarray, ramp: int, queries: int) -> Drawing:
-    """The paper's Figure 1, for the heads with the shortest and longest span. Column x − 1 of weights: distance x."""
+def attention_patterns(weight_LHS: np.ndarray, z_LH: np.ndarray, ramp: int, queries: int, text: str) -> Drawing:
+    """The paper's Figure 1, for the heads with the shortest and longest span. Column x − 1 of weights: distance x.
+
+    Weights are averaged over `queries` tokens of `text`, which is a name such as dev.
+    """
     limit = weight_LHS.shape[-1]
     chosen = short_and_long_head(weight_LHS, z_LH)
     figure, axes = panels()
@@ -48,7 +51,7 @@ def attention_patterns(weight_LHS: np.ndarray, z_LH: np.ndarray, ramp: int, quer
     return Drawing(
         name="attention",
         title="Where a short and a long head look",
-        caption=f"Attention by distance, averaged over {queries:,} tokens of dev. Dotted lines are the spans "
+        caption=f"Attention by distance, averaged over {queries:,} tokens of {text}. Dotted lines are the spans "
         "(paper, Figure 1).",
         alt=alt,
         figure=figure,
