@@ -110,6 +110,12 @@ class ModelConfig:
     mask_empty_memory: bool = _field(
         False, "True: do not attend to empty memory; False (published): attend to its zeros"
     )
+    sandwich: int = _field(
+        0,
+        "k of the sublayers' order s^k (sf)^(n-k) f^k (s: attention, f: feed-forward, n: layers); 0: interleaved",
+        _at_least(0, "it must be between 0 and config.model.layers"),
+        added=True,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,6 +296,11 @@ class Config:
             raise UserError(
                 f"config.model.width is {self.model.width}; it must be a multiple of config.model.heads, which is "
                 f"{self.model.heads}"
+            )
+        if self.model.sandwich > self.model.layers:
+            raise UserError(
+                f"config.model.sandwich is {self.model.sandwich}; it must be between 0 and config.model.layers, which "
+                f"is {self.model.layers}"
             )
 
     @classmethod

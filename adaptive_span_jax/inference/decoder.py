@@ -63,13 +63,17 @@ class CachedDecoder:
         """
         hidden_BTD = transformer.embed(self.config, weights, tokens_BT)
         keys, values, z = [], [], []
-        for index in range(self.config.model.layers):
-            layer = transformer.make_layer(self.config, weights[LAYERS][index])
-            attend = functools.partial(self._attend, layer.attention, index, weights["positions_SK"], cache)
-            hidden_BTD, (layer_keys, layer_values, z_BTH) = layer.around(attend, hidden_BTD)
-            keys.append(layer_keys)
-            values.append(layer_values)
-            z.append(z_BTH)
+        layers, lag = self.config.model.layers, self.config.model.sandwich
+        for turn in range(layers + lag):  # as in `transformer`
+            if turn < layers:
+                sublayer = transformer.make_attention(self.config, weights[LAYERS][turn])
+                attend = functools.partial(self._attend, sublayer.attention, turn, weights["positions_SK"], cache)
+                hidden_BTD, (layer_keys, layer_values, z_BTH) = sublayer.around(attend, hidden_BTD)
+                keys.append(layer_keys)
+                values.append(layer_values)
+                z.append(z_BTH)
+            if turn >= lag:
+                hidden_BTD = transformer.make_feedforward(self.config, weights[LAYERS][turn - lag])(hidden_BTD)
         length = hidden_BTD.shape[1]
         cache = KVCache(tuple(keys), tuple(values), cache.position + length, cache.valid_length + length)
         return transformer.output(weights, hidden_BTD), cache, jnp.stack(z)

@@ -84,6 +84,11 @@ def to_torch(file: Path, directory: Path, which: str) -> int:
     config = Config.from_dict(saved.config)
     if config.span.kind == "dynamic":
         raise UserError(f"--workdir={directory} has dynamic spans, which the published code does not support")
+    if config.model.sandwich:
+        raise UserError(
+            f"--workdir={directory} has config.model.sandwich={config.model.sandwich}, an order of sublayers that the "
+            "published code does not support; only runs with config.model.sandwich=0 can be exported"
+        )
     mesh = sharding.make_mesh(jax.devices()[:1])
     abstract = abstract_state(config, len(saved.vocabulary), make_optimizer(config.train), mesh)
     state = jax.device_get(restore_state(checkpoints, saved.step, abstract))
@@ -126,6 +131,7 @@ def _config(published: PublishedCheckpoint, fields: Mapping[str, Any] | None, ch
         "model.width": width,
         "model.heads": width // head_width,
         "model.feedforward": weights["layers.0.ff.fc1.weight"].shape[0],
+        "model.sandwich": 0,
         "span.kind": "adaptive" if any("adaptive_span" in name for name in weights) else "fixed",
         "span.limit": limit,
         "train.learning_rate": published.learning_rate,

@@ -1,4 +1,4 @@
-"""One layer: adaptive-span attention and a feed-forward network, each with a residual connection and LayerNorm.
+"""Sublayers: adaptive-span attention and a feed-forward network, each with a residual connection and LayerNorm.
 
 `SpanAttention` does not depend on the rest and can be used in any Flax model; README shows how.
 """
@@ -19,7 +19,7 @@ from adaptive_span_jax.model.span import Span
 
 Extra = TypeVar("Extra")
 
-# Places of dropout within a layer, so that attention and feed-forward get different bits.
+# Places of dropout, so that attention and feed-forward sublayers of the same index get different bits.
 _IN_ATTENTION, _IN_FEEDFORWARD = 0, 1
 
 
@@ -215,15 +215,13 @@ def _normalise_backward(residuals: tuple[jax.Array, ...], d_y_BTD: jax.Array) ->
 _normalise.defvjp(_normalise_forward, _normalise_backward)
 
 
-class Layer(nnx.Module):
-    """Post-norm: h = LN(h + attention(h)), then h = LN(h + feed-forward(h))."""
+class AttentionSublayer(nnx.Module):
+    """Post-norm: h = LN(h + attention(h))."""
 
-    def __init__(self, attention: SpanAttention, feedforward: FeedForward):
+    def __init__(self, attention: SpanAttention):
         width, _, _ = attention.query_DHK.shape
         self.attention = attention
         self.attention_norm = LayerNorm(width, attention.query_DHK.dtype)
-        self.feedforward = feedforward
-        self.feedforward_norm = LayerNorm(width, attention.query_DHK.dtype)
 
     def __call__(
         self,
@@ -234,7 +232,7 @@ class Layer(nnx.Module):
         valid_length: jax.Array | None = None,
         dropout: Dropout | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """(the next layer's input, z_BTH)."""
+        """(the next sublayer's input, z_BTH); `dropout` is that of the sublayer's index."""
 
         def attend(hidden_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
             in_attention = dropout.at(_IN_ATTENTION) if dropout else None
@@ -242,16 +240,25 @@ class Layer(nnx.Module):
                 hidden_BTD, memory, positions_SK, valid_length=valid_length, dropout=in_attention
             )
 
-        return self.around(attend, hidden_BTD, dropout)
+        return self.around(attend, hidden_BTD)
 
     def around(
-        self,
-        attend: Callable[[jax.Array], tuple[jax.Array, Extra]],
-        hidden_BTD: jax.Array,
-        dropout: Dropout | None = None,
+        self, attend: Callable[[jax.Array], tuple[jax.Array, Extra]], hidden_BTD: jax.Array
     ) -> tuple[jax.Array, Extra]:
-        """(the next layer's input, what `attend` returns besides its output): the layer around any attention."""
+        """(the next sublayer's input, what `attend` returns besides its output): the sublayer around any attention."""
         attended_BTD, extra = attend(hidden_BTD)
-        hidden_BTD = self.attention_norm(hidden_BTD + attended_BTD)
+        return self.attention_norm(hidden_BTD + attended_BTD), extra
+
+
+class FeedForwardSublayer(nnx.Module):
+    """Post-norm: h = LN(h + feed-forward(h))."""
+
+    def __init__(self, feedforward: FeedForward):
+        width, _ = feedforward.expand_DF.shape
+        self.feedforward = feedforward
+        self.feedforward_norm = LayerNorm(width, feedforward.expand_DF.dtype)
+
+    def __call__(self, hidden_BTD: jax.Array, dropout: Dropout | None = None) -> jax.Array:
+        """The next sublayer's input; `dropout` is that of the sublayer's index."""
         fed_BTD = self.feedforward(hidden_BTD, dropout.at(_IN_FEEDFORWARD) if dropout else None)
-        return self.feedforward_norm(hidden_BTD + fed_BTD), extra
+        return self.feedforward_norm(hidden_BTD + fed_BTD)

@@ -43,6 +43,12 @@ def load_init_params(config: Config, vocabulary: tuple[bytes, ...], abstract: Pa
             + "\nThe shape depends on model.layers, width, heads and feedforward and on span.kind and limit; set these "
             "fields to the values of the other run"
         )
+    order_there = saved.config["model"].get("sandwich", 0)
+    if order_there != config.model.sandwich:
+        raise UserError(
+            f"config.model.sandwich is {config.model.sandwich}, but config.init_from={directory} was trained with "
+            f"{order_there}: its weights belong to that order of sublayers; set config.model.sandwich={order_there}"
+        )
     order = np.array([known.index(symbol) for symbol in vocabulary])
     place = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     # Restored unsharded, because the other run may have another vocabulary size.
