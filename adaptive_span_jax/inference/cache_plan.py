@@ -66,9 +66,10 @@ def _largest_logit(config: Config, params: Params, layer: int, weight_DH: np.nda
         largest_H = (input_ND @ weight_DH).max(axis=0)
     else:
         # The input is the output of a LayerNorm: scale · n + bias with ‖n‖ ≤ √D.
-        # That of the sublayer before, which in a sandwich's first part is an attention sublayer too.
+        # It belongs to the sublayer before, which may be an attention sublayer too.
         lag = config.model.sandwich
-        before, index = ("attention_norm", layer - 1) if layer <= lag else ("feedforward_norm", layer - lag - 1)
+        follows_attention = layer <= lag or config.model.persistent > 0
+        before, index = ("attention_norm", layer - 1) if follows_attention else ("feedforward_norm", layer - lag - 1)
         norm = params[LAYERS][before]
         scale_D, center_D = (np.asarray(norm[name], np.float64)[index] for name in ("scale", "bias"))
         radius_D = np.abs(scale_D) * np.sqrt(len(scale_D))

@@ -12,6 +12,7 @@ scan (`scans`): one if k = 0, else three. A sublayer's parameters, memory and dr
     positions_SK                       row x − 1 is p_x; one table for all heads and layers, N(0, 1)
     layers/attention/{query,key,value}_DHK, output_HKD
     layers/attention/span/…            depends on the kind of span
+    layers/attention/persistent/{key_HKU, value_HUK}    with model.persistent; then there is no feed-forward
     layers/attention_norm/{scale,bias}, layers/feedforward_norm/{scale,bias}
     layers/feedforward/{expand_DF, expand_bias_F, contract_FD, contract_bias_D}
     output_DV, output_bias_V           output layer, not tied to the input embedding
@@ -66,8 +67,10 @@ def init(config: Config, vocabulary: int, key: jax.Array) -> Params:
 
     def init_layer(layer_key: jax.Array) -> Params:
         rngs = nnx.Rngs(layer_key)
-        sublayers = [_attention(config, rngs), _feedforward(config, rngs)]
-        return {name: part for each in sublayers for name, part in nnx.to_pure_dict(nnx.state(each)).items()}
+        attention = nnx.to_pure_dict(nnx.state(_attention(config, rngs)))
+        if config.model.persistent:
+            return attention
+        return attention | nnx.to_pure_dict(nnx.state(_feedforward(config, rngs)))
 
     return {
         "embedding_VD": jax.random.normal(embedding_key, (vocabulary, width), dtype),
@@ -156,7 +159,8 @@ def _in_turns(config: Config, stacked: Params, turns: range) -> Params:
 
     lag = config.model.sandwich
     attention = rows(_ATTENTION, turns.start) if turns.start < config.model.layers else {}
-    feedforward = rows(_FEEDFORWARD, turns.start - lag) if turns.start >= lag else {}
+    has_feedforward = turns.start >= lag and not config.model.persistent
+    feedforward = rows(_FEEDFORWARD, turns.start - lag) if has_feedforward else {}
     return attention | feedforward
 
 
@@ -274,6 +278,7 @@ def _attention(config: Config, rngs: nnx.Rngs) -> AttentionSublayer:
             make_span(config.span, sizes.width, sizes.heads, dtype),
             ramp=config.span.ramp,
             path=sizes.attention,
+            persistent=sizes.persistent,
             rngs=rngs,
             dtype=dtype,
         )

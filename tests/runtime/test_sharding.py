@@ -53,9 +53,8 @@ def test_eight_devices_train_like_one(fsdp):
     assert state.opt_state[0].sum_of_squares["layers"]["feedforward"]["expand_DF"].sharding == expand_LDF.sharding
 
 
-@pytest.mark.parametrize(
-    ("sandwich", "fsdp"), [(2, 2), *(pytest.param(*each, marks=slow) for each in [(1, 1), (1, 8), (3, 2)])]
-)
+@slow
+@pytest.mark.parametrize(("sandwich", "fsdp"), [(2, 2), (1, 1), (1, 8), (3, 2)])
 def test_eight_devices_train_like_one_in_sandwich_order(sandwich, fsdp):
     nats, z_LH = on_one_device(attention="plain", sandwich=sandwich, count=20)
     # Also with layers computed again, and in groups of streams.
