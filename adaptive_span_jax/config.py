@@ -76,10 +76,18 @@ class DataConfig:
 class ModelConfig:
     """The Transformer's sizes and arithmetic."""
 
-    layers: int = _field(12, "number of layers, each with an attention and a feed-forward sublayer", _at_least(1))
+    layers: int = _field(12, "number of layers", _at_least(1))
     width: int = _field(512, "d, the width of the hidden states; a multiple of heads", _at_least(1))
     heads: int = _field(8, "attention heads per layer", _at_least(1))
-    feedforward: int = _field(2048, "inner width of the feed-forward sublayer", _at_least(1))
+    feedforward: int = _field(
+        2048, "inner width of the feed-forward sublayer; not used if persistent is set", _at_least(1)
+    )
+    persistent: int = _field(
+        0,
+        "N, learned key/value pairs per head that replace the feed-forward sublayer (all-attention); 0: none",
+        _at_least(0, "it must be 0 (none) or more"),
+        added=True,
+    )
     dropout: float = _field(
         0.3,
         "dropout rate of attention weights and ReLU activations",
@@ -109,6 +117,12 @@ class ModelConfig:
     remat: bool = _field(False, "recompute a layer's activations in the backward pass", mutable=True)
     mask_empty_memory: bool = _field(
         False, "True: do not attend to empty memory; False (published): attend to its zeros"
+    )
+    sandwich: int = _field(
+        0,
+        "k of the sublayers' order s^k (sf)^(n-k) f^k (s: attention, f: feed-forward, n: layers); 0: interleaved",
+        _at_least(0, "it must be between 0 and config.model.layers"),
+        added=True,
     )
 
 
@@ -290,6 +304,16 @@ class Config:
             raise UserError(
                 f"config.model.width is {self.model.width}; it must be a multiple of config.model.heads, which is "
                 f"{self.model.heads}"
+            )
+        if self.model.sandwich > self.model.layers:
+            raise UserError(
+                f"config.model.sandwich is {self.model.sandwich}; it must be between 0 and config.model.layers, which "
+                f"is {self.model.layers}"
+            )
+        if self.model.sandwich and self.model.persistent:
+            raise UserError(
+                f"config.model.sandwich is {self.model.sandwich}, but with config.model.persistent="
+                f"{self.model.persistent} there are no feed-forward sublayers to reorder; set one of them to 0"
             )
 
     @classmethod

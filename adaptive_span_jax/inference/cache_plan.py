@@ -54,20 +54,24 @@ def largest_z(config: Config, params: Params) -> np.ndarray:
         fraction_LH = np.asarray(span["span_fraction_H"])
         return fraction_LH.dtype.type(limit) * fraction_LH
     weight_LDH, bias_LH = np.asarray(span["weight_DH"], np.float64), np.asarray(span["bias_H"], np.float64)
-    logit_LH = np.array([_largest_logit(params, layer, weight_DH) for layer, weight_DH in enumerate(weight_LDH)])
+    logit_LH = np.array([_largest_logit(config, params, *each) for each in enumerate(weight_LDH)])
     return limit / (1 + np.exp(-(logit_LH + bias_LH)))
 
 
-def _largest_logit(params: Params, layer: int, weight_DH: np.ndarray) -> np.ndarray:
-    """The largest vᵀx over all inputs x that a layer can get, for every head."""
+def _largest_logit(config: Config, params: Params, layer: int, weight_DH: np.ndarray) -> np.ndarray:
+    """The largest vᵀx over all inputs x that an attention sublayer can get, for every head."""
     if layer == 0:
         input_ND = np.asarray(params["embedding_VD"], np.float64)
         center_D, radius_D = np.zeros(input_ND.shape[1]), np.abs(input_ND).max(axis=0)
         largest_H = (input_ND @ weight_DH).max(axis=0)
     else:
         # The input is the output of a LayerNorm: scale · n + bias with ‖n‖ ≤ √D.
-        norm = params[LAYERS]["feedforward_norm"]
-        scale_D, center_D = (np.asarray(norm[name], np.float64)[layer - 1] for name in ("scale", "bias"))
+        # It belongs to the sublayer before, which may be an attention sublayer too.
+        lag = config.model.sandwich
+        follows_attention = layer <= lag or config.model.persistent > 0
+        before, index = ("attention_norm", layer - 1) if follows_attention else ("feedforward_norm", layer - lag - 1)
+        norm = params[LAYERS][before]
+        scale_D, center_D = (np.asarray(norm[name], np.float64)[index] for name in ("scale", "bias"))
         radius_D = np.abs(scale_D) * np.sqrt(len(scale_D))
         largest_H = center_D @ weight_DH + np.linalg.norm(scale_D[:, None] * weight_DH, axis=0) * len(scale_D) ** 0.5
     # Inputs may be rounded to bfloat16, with a relative error of at most 2⁻⁸.

@@ -1,9 +1,10 @@
 """Cycles of a training step on a TPU that is not here, from the compiler's own final schedule.
 
-Counted: every bundle that a chip issues, a cycle each, with loops multiplied out. Layers are loops with constant turns.
-What depends on the spans follows from them: the turns of the XLA path's far loops (model/flops.py), and the branches
-and turns of the attention kernel (`kernel_turns`). An operation takes no less than its products take the MXUs. Not
-counted: waiting for HBM or for other chips; the traffic is counted beside the cycles.
+Counted: every bundle that a chip issues, a cycle each, with loops multiplied out. Layers are scans with constant turns,
+several of them if `model.sandwich` is set. What depends on the spans follows from those of a scan's own layers: the
+turns of the XLA path's far loops (model/flops.py), and the branches and turns of the attention kernel (`kernel_turns`).
+An operation takes no less than its products take the MXUs. Not counted: waiting for HBM or for other chips; the traffic
+is counted beside the cycles.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive_span_jax.config import Config
-from adaptive_span_jax.model import flops
+from adaptive_span_jax.model import flops, transformer
 from adaptive_span_jax.model.attention.fused.sizes import BLOCK, walk
 from adaptive_span_jax.model.attention.inputs import FAR, NEAR
 from adaptive_span_jax.model.memory import WRITE_SCOPE
@@ -37,7 +38,7 @@ LAYERS, OUTSIDE, COLLECTIVES, CONTROL = "rest of the layers", "optimizer and res
 PARTS = (DENSE, FORWARD, BACKWARD, LAYERS, OUTSIDE, COLLECTIVES, CONTROL)
 
 # How the program's text names what is counted.
-_LAYER_SCOPE, _BACKWARD_SCOPE, _ATTENTION_SCOPE = "jvp(", "transpose(", "shard_map"
+_BACKWARD_SCOPE, _ATTENTION_SCOPE = "transpose(", "shard_map"
 _COLLECTIVE_OPCODES = ("all-", "reduce-scatter", "collective-")
 _FORWARD_KERNELS, _BACKWARD_KERNELS = ("span_forward", "span_fwd"), ("span_backward", "span_bwd")
 
@@ -108,7 +109,7 @@ class KernelCost:
         )
 
     def total(self, turns: KernelTurns, streams: int) -> Count:
-        """What one call takes, on average over the layers; a chip's two cores, if it has two, share the streams."""
+        """What one call takes, on average over these layers; a chip's two cores, if it has two, share the streams."""
         layers, heads = turns.short_LH.shape
         if self.programs not in (streams * heads, streams * heads / 2):
             raise ScheduleError(f"the kernel's grid has {self.programs} programs for {streams} streams × {heads} heads")
@@ -222,7 +223,7 @@ class _Place:
 
     computation: str
     runs: float
-    in_layer: bool = False
+    turns: range | None = None  # in a scan over layers: the scan's
     far: str | None = None  # in the far loops: the part of the step they belong to
 
 
@@ -233,8 +234,7 @@ class _Counter:
         self._config = config
         self._streams = config.train.batch_size // chips // config.train.grad_accum_steps
         self._program, self._schedules = dump.program, dump.schedules
-        self._far = _FarTurns.of(config, z_LH)
-        self._kernel = kernel_turns(z_LH, config.span.ramp, config.span.limit)
+        self._z_LH = z_LH
         self._control = dict(_control(dump.control))
 
     def operations(self) -> Iterator[Operation]:
@@ -253,7 +253,7 @@ class _Counter:
             elif instruction.opcode == "fusion" or hlo.KERNEL in instruction.attributes:
                 raise ScheduleError(f"{instruction.name}: the compiler wrote down no schedule of it")
             elif instruction.opcode in hlo.PREFETCH:
-                part = place.far or (LAYERS if place.in_layer else OUTSIDE)
+                part = place.far or (LAYERS if self._turns(instruction, place) else OUTSIDE)
                 moved = self._program.traffic(instruction, place.computation)
                 yield Operation.of(instruction.name, part, place.runs, Count(), moved)
         yield from self._between(place)
@@ -270,32 +270,44 @@ class _Counter:
         """What a loop repeats: its body, or if that has the far loops of a layer in it, all of theirs."""
         if place.far:
             return  # comes with the outermost
-        turns, body = self._program.turns(loop), self._program.body(loop)
-        if turns is None and WRITE_SCOPE in loop.scope:
-            turns = 1  # the mirror of the ring is written only once in a while
-        if turns is None:
-            if not place.in_layer:
+        repeats, body = self._program.turns(loop), self._program.body(loop)
+        if repeats is None and WRITE_SCOPE in loop.scope:
+            repeats = 1  # the mirror of the ring is written only once in a while
+        if repeats is None:
+            turns = self._turns(loop, place)
+            if turns is None:
                 raise ScheduleError(f"{loop.name}: its turns depend on values, and it is not a loop over far heads")
+            far_turns = _FarTurns.of(self._config, self._spans(turns))
             far = BACKWARD if _BACKWARD_SCOPE in loop.scope else FORWARD
-            yield from self._far_places(loop, _Place(body, place.runs * self._far.heads, True, far))
+            yield from self._far_places(loop, far_turns, _Place(body, place.runs * far_turns.heads, turns, far))
         else:
-            layer = _LAYER_SCOPE in loop.scope
-            if layer and not place.in_layer and turns != self._config.model.layers:
-                raise ScheduleError(f"{loop.name}: {turns} turns over {self._config.model.layers} layers")
-            yield _Place(body, place.runs * turns, place.in_layer or layer)
+            turns = place.turns or transformer.turns_in_scope(self._config, loop.scope)
+            # A scan of one turn is no loop; what is in it may be.
+            if turns and not place.turns and len(turns) not in (1, repeats):
+                raise ScheduleError(f"{loop.name}: {repeats} turns over {len(turns)} layers")
+            yield _Place(body, place.runs * repeats, turns)
 
-    def _far_places(self, loop: hlo.Instruction, heads: _Place) -> Iterator[_Place]:
+    def _turns(self, instruction: hlo.Instruction, place: _Place) -> range | None:
+        """The turns of the scan that an instruction is in; where it is in no loop, of one that has a single turn."""
+        found = place.turns or transformer.turns_in_scope(self._config, instruction.scope)
+        return found if place.turns or (found and len(found) == 1) else None
+
+    def _spans(self, turns: range) -> np.ndarray:
+        """The spans of the layers of a scan."""
+        return self._z_LH[turns.start : turns.stop]
+
+    def _far_places(self, loop: hlo.Instruction, far: "_FarTurns", heads: _Place) -> Iterator[_Place]:
         """The bodies of the loops over heads, in it over memory and segment, and in each of them over queries."""
         blocks = list(self._program.loops(heads.computation))
         tiles = [list(self._program.loops(self._program.body(each))) for each in blocks]
         known = [self._program.turns(each) for each in blocks]
-        if known != [None, self._far.segment_blocks] or [len(each) for each in tiles] != [1, 1]:
+        if known != [None, far.segment_blocks] or [len(each) for each in tiles] != [1, 1]:
             raise ScheduleError(f"{loop.name}: not the loops of attention/far.py")
         for block, [tile], block_turns, tile_turns in zip(
             blocks,
             tiles,
-            (self._far.memory_blocks, self._far.segment_blocks),
-            (self._far.memory_tiles, self._far.segment_tiles),
+            (far.memory_blocks, far.segment_blocks),
+            (far.memory_tiles, far.segment_tiles),
             strict=True,
         ):
             for each, turns in ((block, block_turns), (tile, tile_turns)):
@@ -305,33 +317,37 @@ class _Counter:
     def _operation(self, instruction: hlo.Instruction, place: _Place) -> Operation:
         name, schedule = instruction.name, self._schedules[instruction.name]
         moved = self._program.traffic(instruction, place.computation)
+        turns = self._turns(instruction, place)
         if hlo.KERNEL in instruction.attributes:
             part = FORWARD if any(kind in name for kind in _FORWARD_KERNELS) else BACKWARD
             if part == BACKWARD and not any(kind in name for kind in _BACKWARD_KERNELS):
                 raise ScheduleError(f"{name}: an unknown kernel")
+            if turns is None:
+                raise ScheduleError(f"{name}: a kernel outside of the layers")
+            of_heads = kernel_turns(self._spans(turns), self._config.span.ramp, self._config.span.limit)
             try:
-                counted = KernelCost.of(schedule).total(self._kernel, self._streams)
+                counted = KernelCost.of(schedule).total(of_heads, self._streams)
             except ScheduleError as error:
                 raise ScheduleError(f"{name}: {error}") from error
-            return Operation.of(name, part, place.runs, counted, moved + self._memory_difference(instruction, place))
+            moved += self._memory_difference(instruction, place, of_heads)
+            return Operation.of(name, part, place.runs, counted, moved)
         counted = count(schedule)
         if instruction.opcode.startswith(_COLLECTIVE_OPCODES):
             part = COLLECTIVES
-        elif place.far or (place.in_layer and _ATTENTION_SCOPE in instruction.scope):
+        elif place.far or (turns and _ATTENTION_SCOPE in instruction.scope):
             part = place.far or (BACKWARD if _BACKWARD_SCOPE in instruction.scope else FORWARD)
         elif counted.rows:
             part = DENSE
         else:
-            part = LAYERS if place.in_layer else OUTSIDE
+            part = LAYERS if turns else OUTSIDE
         return Operation.of(name, part, place.runs, counted, moved)
 
-    def _memory_difference(self, kernel: hlo.Instruction, place: _Place) -> float:
+    def _memory_difference(self, kernel: hlo.Instruction, place: _Place, turns: KernelTurns) -> float:
         """Bytes of the memory blocks that a kernel reads, less those of the whole memory: its largest operand."""
         operands = (self._program.computations[place.computation][each] for each in kernel.operands)
         memory = max((array for operand in operands for array in operand.arrays), key=lambda array: array.hbm)
-        turns, sizes = self._kernel, self._config.model
-        blocks = self._streams * (turns.full_LH + turns.masked_LH).sum() / sizes.layers
-        return blocks * BLOCK * sizes.width * memory.element - memory.hbm
+        blocks = self._streams * (turns.full_LH + turns.masked_LH).sum() / len(turns.full_LH)
+        return blocks * BLOCK * self._config.model.width * memory.element - memory.hbm
 
 
 @dataclasses.dataclass(frozen=True)

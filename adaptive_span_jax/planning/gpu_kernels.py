@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive_span_jax.config import Config
-from adaptive_span_jax.model import flops
+from adaptive_span_jax.model import flops, transformer
 from adaptive_span_jax.model.attention.inputs import NEAR, FarShape
 from adaptive_span_jax.model.memory import WRITE_SCOPE
 from adaptive_span_jax.model.span import reach
@@ -91,14 +91,14 @@ def compile_step(config: Config, devices: list[jax.Device]) -> hlo.Program:
 
 def count_step(config: Config, program: hlo.Program, z_LH: np.ndarray) -> Step:
     """What a step runs at these spans."""
-    counter = _Counter(program, _FarTurns.of(config, z_LH))
+    counter = _Counter(config, program, z_LH)
     kernels = tuple(counter.kernels(program.entry, 1.0))
     return Step(kernels, counter.turns, counter.conditions)
 
 
 @dataclasses.dataclass(frozen=True)
 class _FarTurns:
-    """Turns of the loops in attention/far.py: heads a layer, blocks a head, tiles a block, all on average."""
+    """Turns of the loops in attention/far.py: heads a layer, blocks a head, tiles a block; averages over layers."""
 
     heads: float
     memory_blocks: float
@@ -126,19 +126,22 @@ class _FarTurns:
 class _Counter:
     """Walks through a program from its entry; `turns` and `conditions` add up as it does."""
 
-    def __init__(self, program: hlo.Program, far: _FarTurns) -> None:
-        self._program, self._far = program, far
+    def __init__(self, config: Config, program: hlo.Program, z_LH: np.ndarray) -> None:
+        self._config, self._program, self._z_LH = config, program, z_LH
         self.turns = self.conditions = 0.0
 
-    def kernels(self, computation: str, runs: float, below: tuple[float, ...] | None = None) -> Iterator[Kernel]:
+    def kernels(
+        self, computation: str, runs: float, far: _FarTurns | None = None, below: tuple[float, ...] = ()
+    ) -> Iterator[Kernel]:
         """The kernels of a computation that runs so often, and of the loops in it.
 
-        `below` has the turns of the loops in it whose turns depend on values, in order; None outside of the far loops.
+        `far` is None outside of the far loops; within them `below` has the turns of the loops in the computation whose
+        turns depend on values, in order.
         """
-        waiting = collections.deque(below or ())
+        waiting = collections.deque(below)
         for instruction in self._program.computations[computation].values():
             if instruction.opcode == "while":
-                yield from self._loop(instruction, runs, waiting, in_far=below is not None)
+                yield from self._loop(instruction, runs, far, waiting)
             elif instruction.opcode in ("conditional", "call", "async-start"):
                 raise ScheduleError(f"{instruction.name}: kernels in a {instruction.opcode} are not counted yet")
             elif instruction.opcode not in _NO_KERNEL and not instruction.opcode.endswith("-done"):
@@ -146,26 +149,34 @@ class _Counter:
                 yield Kernel(instruction.name, runs, multiply_adds, half, self._moved(instruction, computation))
 
     def _loop(
-        self, loop: hlo.Instruction, runs: float, waiting: collections.deque[float], *, in_far: bool
+        self, loop: hlo.Instruction, runs: float, far: _FarTurns | None, waiting: collections.deque[float]
     ) -> Iterator[Kernel]:
         body, known = self._program.body(loop), _TRIP_COUNT.search(loop.attributes)
         if known:  # layers; or in the far loops blocks of the segment, whose inner loop is over tiles
-            below = (self._far.segment_tiles,) if in_far else None
-            yield from self.kernels(body, runs * int(known[1]), below)
+            below = (far.segment_tiles,) if far else ()
+            yield from self.kernels(body, runs * int(known[1]), far, below)
             return
         if WRITE_SCOPE in loop.scope:  # the mirror of the ring is written only once in a while
-            turns, below = 1.0, None
-        elif not in_far:
+            turns, below = 1.0, ()
+        elif far is None:
             # Blocks of memory come first. If the segment is one block, its loop is gone and that over tiles is here.
-            turns, below = self._far.heads, (self._far.memory_blocks, self._far.segment_tiles)
+            far = self._far_turns(loop)
+            turns, below = far.heads, (far.memory_blocks, far.segment_tiles)
         elif waiting:
-            turns, below = waiting.popleft(), (self._far.memory_tiles,)
+            turns, below = waiting.popleft(), (far.memory_tiles,)
         else:
             raise ScheduleError(f"{loop.name}: its turns depend on values, and it is none of the far loops")
         if WRITE_SCOPE not in loop.scope:
             self.turns += runs * turns
         self.conditions += runs * (turns + 1)
-        yield from self.kernels(body, runs * turns, below)
+        yield from self.kernels(body, runs * turns, far, below)
+
+    def _far_turns(self, loop: hlo.Instruction) -> _FarTurns:
+        """The turns of far loops, by the spans of the layers of the scan that they are in."""
+        scanned = transformer.turns_in_scope(self._config, loop.scope)
+        if scanned is None:
+            raise ScheduleError(f"{loop.name}: its turns depend on values, and it is in no layer")
+        return _FarTurns.of(self._config, self._z_LH[scanned.start : scanned.stop])
 
     def _moved(self, instruction: hlo.Instruction, computation: str) -> int:
         """Bytes that one run of an instruction moves."""

@@ -32,8 +32,9 @@ def spread_model(kind="adaptive", limit=150, **fields):
     if kind == "dynamic":
         span["weight_DH"] = jnp.asarray(random.normal(size=span["weight_DH"].shape), jnp.float32) / 3
         span["bias_H"] = jnp.asarray(random.normal(size=span["bias_H"].shape), jnp.float32) - 1
-    norm = params["layers"]["feedforward_norm"]
-    norm["bias"] = jnp.asarray(random.normal(size=norm["bias"].shape), jnp.float32)
+    for name in ("feedforward_norm", "attention_norm"):
+        norm = params["layers"][name]
+        norm["bias"] = jnp.asarray(random.normal(size=norm["bias"].shape), jnp.float32)
     return config, params
 
 
@@ -67,9 +68,9 @@ def read(config, params, chunks, tokens_BT=TOKENS, padding=0):
     return np.concatenate(logits, axis=1), np.average(spans, axis=0, weights=chunks)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_same_numbers_as_the_model_in_training(kind):
-    config, params = spread_model(kind)
+@pytest.mark.parametrize(("kind", "sandwich"), [*((kind, 0) for kind in KINDS), ("adaptive", 3), ("dynamic", 1)])
+def test_same_numbers_as_the_model_in_training(kind, sandwich):
+    config, params = spread_model(kind, sandwich=sandwich)
     expected, spans = oracle(config, params)
     found, found_spans = read(config, params, [128, *[1] * 64])  # two chunks at once
     assert_allclose(found, expected, atol=1e-5)
@@ -105,8 +106,14 @@ def test_cache_is_only_as_long_as_heads_read():
     assert rows == [[((0,), 128), ((1,), 256)], [((0, 1), 128)], [((1,), 128), ((0,), 192)]]
 
 
-def test_dynamic_reach_holds_for_every_input():
-    config, params = spread_model("dynamic")
+@pytest.mark.parametrize("sandwich", [0, 1, 3])
+def test_dynamic_reach_holds_for_every_input(sandwich):
+    config, params = spread_model("dynamic", sandwich=sandwich)
+    before = {  # attention sublayers 1 and 2: the LayerNorm whose output they get, and its number
+        0: [("feedforward_norm", 0), ("feedforward_norm", 1)],
+        1: [("attention_norm", 0), ("feedforward_norm", 0)],
+        3: [("attention_norm", 0), ("attention_norm", 1)],
+    }[sandwich]
     random, reach_LH = np.random.default_rng(7), cache_plan.head_reach(config, params)
     width = config.model.width
     for index in range(config.model.layers):
@@ -114,13 +121,14 @@ def test_dynamic_reach_holds_for_every_input():
         # The worst input of each head, and some others.
         normal = np.concatenate([layer_params["attention"]["span"]["weight_DH"].T, random.normal(size=(500, width))])
         if index:
-            norm = {name: np.asarray(leaf[index - 1]) for name, leaf in params["layers"]["feedforward_norm"].items()}
+            which, number = before[index - 1]
+            norm = {name: np.asarray(leaf[number]) for name, leaf in params["layers"][which].items()}
             normal *= norm["scale"]
             normal *= np.sqrt(width) / np.linalg.norm(normal, axis=1, keepdims=True)
             inputs = normal * norm["scale"] + norm["bias"]
         else:
             inputs = np.asarray(params["embedding_VD"])
-        z = transformer.make_layer(config, layer_params).attention.span(jnp.asarray(inputs, jnp.float32)[None])
+        z = transformer.make_attention(config, layer_params).attention.span(jnp.asarray(inputs, jnp.float32)[None])
         reach = np.minimum(np.floor(np.asarray(z)[0].max(axis=0) + config.span.ramp + 1), config.span.limit)
         assert (reach <= reach_LH[index]).all()
         assert (reach > 0.9 * reach_LH[index] - 1).all()  # and is not just the limit

@@ -138,6 +138,7 @@ def test_other_checkpoints_are_refused(change, expected, options, tmp_path):
     ("changes", "expected"),
     [
         ({"span.limit": 9}, "--config.span.limit=9 contradicts the checkpoint, in which span.limit is 160"),
+        ({"model.sandwich": 1}, "--config.model.sandwich=1 contradicts the checkpoint, in which model.sandwich is 0"),
         ({"span.rump": 9}, "config.span.rump is not a known field"),
         ({"data.max_bytes": 20}, "has 29 symbols, but the text"),
     ],
@@ -145,6 +146,15 @@ def test_other_checkpoints_are_refused(change, expected, options, tmp_path):
 def test_options_that_do_not_fit_are_refused(changes, expected, options, tmp_path):
     with pytest.raises(UserError, match=re.escape(expected)):
         import_torch(GOLDEN / "reference_tiny.pt", tmp_path / "run", FIELDS, options | changes)
+
+
+def test_another_order_of_sublayers_cannot_be_exported(options, tmp_path, no_report):
+    fields = FIELDS | {"model": FIELDS["model"] | {"layers": 2, "width": 8, "heads": 2, "sandwich": 1}}
+    config = Config.from_dict(fields).changed(options | {"span.limit": 20, "train.steps": 1})
+    assert train.train(config, tmp_path / "run", "command") == 0
+    with pytest.raises(UserError, match=r"has config\.model\.sandwich=1, .* not support; only runs with"):
+        export_torch(tmp_path / "back.pt", tmp_path / "run", "latest")
+    assert not (tmp_path / "back.pt").exists()
 
 
 def test_a_text_that_is_not_known_needs_a_config(tmp_path):

@@ -18,6 +18,8 @@ from adaptive_span_jax.model.memory import LayerMemory, Memory
 from tests.conftest import tiny_config
 
 KINDS = ("fixed", "adaptive", "dynamic")
+# Kinds of span and k of the sublayers' order, of 3 layers.
+KINDS_AND_ORDERS = [*((kind, 0) for kind in KINDS), ("adaptive", 1), ("dynamic", 2), ("adaptive", 3)]
 VOCABULARY = 11
 apply = jax.jit(transformer.apply, static_argnums=0)
 TOKENS = np.random.default_rng(1).integers(0, VOCABULARY, (2, 52)).astype(np.int32)
@@ -42,8 +44,15 @@ def oracle(config, params, tokens, memory_LBSD):
     limit, ramp, heads = config.span.limit, config.span.ramp, config.model.heads
     streams, length = tokens.shape
     hidden, all_z = p["embedding_VD"][tokens], []
-    for number in range(config.model.layers):
+    order = order_of(config)
+    for place, kind in enumerate(order):
+        number = order[:place].count(kind)
         layer = jax.tree.map(operator.itemgetter(number), p["layers"])
+        if kind == "f":
+            f = layer["feedforward"]
+            inner = np.maximum(hidden @ f["expand_DF"] + f["expand_bias_F"], 0)
+            hidden = layer_norm(hidden + inner @ f["contract_FD"] + f["contract_bias_D"], **layer["feedforward_norm"])
+            continue
         context = np.concatenate([memory_LBSD[number], hidden], axis=1)
         output = np.zeros_like(hidden)
         for b, t, h in np.ndindex(streams, length, heads):
@@ -66,20 +75,23 @@ def oracle(config, params, tokens, memory_LBSD):
                 values.append(past @ attention["value_DHK"][:, h])
             output[b, t] += (np.array(weights) / np.sum(weights)) @ np.array(values) @ attention["output_HKD"][h]
         hidden = layer_norm(hidden + output, **layer["attention_norm"])
-        f = layer["feedforward"]
-        inner = np.maximum(hidden @ f["expand_DF"] + f["expand_bias_F"], 0)
-        hidden = layer_norm(hidden + inner @ f["contract_FD"] + f["contract_bias_D"], **layer["feedforward_norm"])
     return hidden @ p["output_DV"] + p["output_bias_V"], np.array(all_z)
+
+
+def order_of(config):
+    """The order of attention (s) and feed-forward (f) sublayers."""
+    layers, k = config.model.layers, config.model.sandwich
+    return "s" * k + "sf" * (layers - k) + "f" * k
 
 
 def layer_norm(x, scale, bias):
     mean = x.mean(axis=-1, keepdims=True)
-    return (x - mean) / np.sqrt(((x - mean) ** 2).mean(axis=-1, keepdims=True) + 1e-5) * scale + bias
+    return (x - mean) / (((x - mean) ** 2).mean(axis=-1, keepdims=True) + 1e-5) ** 0.5 * scale + bias
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_logits_equal_the_oracle(kind, x64):
-    config, params = make(kind, model={"compute_dtype": "float64"}, train={"segment": 4})
+@pytest.mark.parametrize(("kind", "sandwich"), KINDS_AND_ORDERS)
+def test_logits_equal_the_oracle(kind, sandwich, x64):
+    config, params = make(kind, model={"compute_dtype": "float64", "sandwich": sandwich}, train={"segment": 4})
     memory = transformer.init_memory(config, 2)
     stored = np.zeros((3, 2, config.span.limit, 22))
     first = apply(config, params, TOKENS[:, :4], memory)
@@ -97,10 +109,15 @@ def test_logits_equal_the_oracle(kind, x64):
     assert_allclose(second.logits_BTV, oracle(config, params, TOKENS[:, 4:8], stored)[0], rtol=1e-10)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_long_segment_equals_short_ones_with_memory(kind, x64):
+@pytest.mark.parametrize(
+    ("kind", "sandwich"),
+    [*KINDS_AND_ORDERS[:4], *(pytest.param(*each, marks=pytest.mark.slow) for each in KINDS_AND_ORDERS[4:])],
+)
+def test_one_long_segment_equals_short_ones_with_memory(kind, sandwich, x64):
     def logits(segment):
-        config, params = make(kind, model={"compute_dtype": "float64"}, train={"segment": segment})
+        config, params = make(
+            kind, model={"compute_dtype": "float64", "sandwich": sandwich}, train={"segment": segment}
+        )
         memory, found = transformer.init_memory(config, 2), []
         for first in range(0, 52, segment):
             prediction = apply(config, params, TOKENS[:, first : first + segment], memory)
@@ -112,8 +129,9 @@ def test_one_long_segment_equals_short_ones_with_memory(kind, x64):
     assert_allclose(logits(1), logits(52), rtol=1e-9)
 
 
-def test_no_gradient_from_the_future_nor_from_the_token_itself():
-    config, params = make(train={"segment": 13})
+@pytest.mark.parametrize("sandwich", [0, 2, 3])
+def test_no_gradient_from_the_future_nor_from_the_token_itself(sandwich):
+    config, params = make(model={"sandwich": sandwich}, train={"segment": 13})
     embedded_BTD = params["embedding_VD"][TOKENS[:, :13]]
 
     def logit(embedded_BTD, position):
@@ -133,6 +151,93 @@ def test_no_gradient_from_the_future_nor_from_the_token_itself():
             assert (gradient[0, :position] > 0).any()
 
 
+def plain(config, params, tokens, memory_LBSD):
+    """(logits, the mean span summed over layers) of adaptive spans in jax.numpy, sublayer after sublayer."""
+    limit, ramp = config.span.limit, config.span.ramp
+    length, order, penalty = tokens.shape[1], order_of(config), 0
+    hidden = params["embedding_VD"][tokens]
+    for place, kind in enumerate(order):
+        layer = jax.tree.map(operator.itemgetter(order[:place].count(kind)), params["layers"])
+        if kind == "f":
+            f = layer["feedforward"]
+            inner = jnp.maximum(hidden @ f["expand_DF"] + f["expand_bias_F"][None, None], 0)
+            output, norm = inner @ f["contract_FD"] + f["contract_bias_D"][None, None], layer["feedforward_norm"]
+        else:
+            a = layer["attention"]
+            context = jnp.concatenate([memory_LBSD[order[:place].count("s")], hidden], axis=1)
+            # Row t: the positions at distances 1, 2, …, S from token t.
+            seen = context[:, limit + np.arange(length)[:, None] - np.arange(1, limit + 1)[None]]
+            z = limit * a["span"]["span_fraction_H"]
+            penalty += z.mean()
+            mask = jnp.clip((ramp + z[None] + 1 - np.arange(1, limit + 1)[:, None]) / ramp, 0, 1)
+            query = jnp.einsum("BTD,DHK->BTHK", hidden, a["query_DHK"])
+            key = jnp.einsum("BTSD,DHK->BTSHK", seen, a["key_DHK"]) + params["positions_SK"][None, None, :, None]
+            weight = mask[None, None] * jnp.exp(jnp.einsum("BTHK,BTSHK->BTSH", query, key) / query.shape[-1] ** 0.5)
+            weight /= weight.sum(axis=2, keepdims=True)
+            value = jnp.einsum("BTSD,DHK->BTSHK", seen, a["value_DHK"])
+            output = jnp.einsum("BTSH,BTSHK,HKD->BTD", weight, value, a["output_HKD"])
+            norm = layer["attention_norm"]
+        hidden = layer_norm(hidden + output, norm["scale"][None, None], norm["bias"][None, None])
+    return hidden @ params["output_DV"] + params["output_bias_V"][None, None], penalty
+
+
+@pytest.mark.parametrize(
+    ("sandwich", "remat"),
+    [(1, True), (3, False), *(pytest.param(k, False, marks=pytest.mark.slow) for k in (0, 2))],
+)
+def test_every_gradient_is_that_of_the_plain_model(sandwich, remat, x64):
+    model = {"compute_dtype": "float64", "attention": "plain", "sandwich": sandwich, "remat": remat}
+    config, params = make(model=model, train={"segment": 8})
+    # At a z of 0 or S a gradient is one-sided.
+    params["layers"]["attention"]["span"]["span_fraction_H"] = jnp.asarray([[0.1, 0.5], [0.9, 0.13], [0.02, 0.8]])
+    memory = transformer.init_memory(config, 2)
+    memory = memory.advance(apply(config, params, TOKENS[:, :8], memory).inputs_LBTD, config.span.limit)
+    memory_LBSD = [memory.layer(index, config.span.limit, 8).to_array() for index in range(3)]
+
+    def ours(params):
+        found = transformer.apply(config, params, TOKENS[:, 8:16], memory)
+        return found.logits_BTV.var() + found.penalty
+
+    def expected(params):
+        logits, penalty = plain(config, params, TOKENS[:, 8:16], memory_LBSD)
+        return logits.var() + penalty
+
+    value, gradients = jax.jit(jax.value_and_grad(ours))(params)
+    expected_value, expected_gradients = jax.jit(jax.value_and_grad(expected))(params)
+    assert_allclose(value, expected_value, rtol=1e-10)
+    jax.tree.map(
+        lambda found, wanted: assert_allclose(found, wanted, rtol=1e-7, atol=1e-10), gradients, expected_gradients
+    )
+
+
+@pytest.mark.parametrize(("sandwich", "lengths"), [(0, [3]), (1, [1, 2, 1]), (2, [2, 1, 2]), (3, [3, 3])])
+def test_layers_are_scanned(sandwich, lengths):
+    config, params = make(model={"sandwich": sandwich})
+    traced = jax.make_jaxpr(functools.partial(transformer.apply, config))(
+        params, TOKENS[:, :13], transformer.init_memory(config, 2)
+    )
+    scans = [each.params["length"] for each in traced.eqns if each.primitive.name == "scan"]
+    assert scans == lengths
+    assert [len(turns) for turns in transformer.scans(config)] == lengths
+
+
+@pytest.mark.parametrize("silent", ["attention/output_HKD", "feedforward/contract_FD"])
+def test_dropout_of_a_sublayer_depends_on_its_own_number(silent):
+    """Sublayers of one kind add nothing, so that it does not matter where they are."""
+    logits = []
+    for sandwich in (0, 1, 3):
+        config, params = make(model={"dropout": 0.4, "sandwich": sandwich})
+        kind, name = silent.split("/")
+        layers = params["layers"]
+        layers[kind][name] *= 0
+        layers["feedforward"]["contract_bias_D"] *= 0
+        memory = transformer.init_memory(config, 2)
+        logits.append(apply(config, params, TOKENS[:, :13], memory, Dropout.create(0.4, 1, 2)).logits_BTV)
+    # LayerNorm of what is normalized already: the 1e-5 in it counts once more.
+    assert_allclose(logits[1], logits[0], atol=1e-3)
+    assert_allclose(logits[2], logits[0], atol=1e-3)
+
+
 def test_a_token_does_not_attend_to_itself(x64):
     _, params = make(model={"compute_dtype": "float64"})
     weights = params["layers"]["attention"]
@@ -142,7 +247,8 @@ def test_a_token_does_not_attend_to_itself(x64):
         query = jnp.ones((1, 5, 2, 11))
         keys = (weights["key_DHK"][0], weights["value_DHK"][0], params["positions_SK"])
         z = jnp.zeros((1, 1, 2))
-        return reference.attend(query, hidden, LayerMemory.of(jnp.zeros((1, 37, 22))), *keys, z, ramp=5)[0, 3].sum()
+        memory = LayerMemory.of(jnp.zeros((1, 37, 22)))
+        return reference.attend(query, hidden, memory, *keys, z, ramp=5)[0][0, 3].sum()
 
     gradient = np.abs(jax.grad(output)(jnp.asarray(hidden)))[0].sum(axis=1)
     assert_array_equal(gradient[3:], 0)

@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -256,7 +257,7 @@ def test_turns_of_program_loops_are_the_constants_of_their_conditions():
     [heads] = program.loops(program.body(layers))
     assert (layers.name, program.turns(layers)) == ("while.1", 3)
     assert (heads.name, program.turns(heads)) == ("while.2", None)
-    assert heads.scope == "jit(train_step)/jvp()/while/body/shard_map/while"
+    assert heads.scope == "jit(train_step)/jvp(turns_0_3)/while/body/shard_map/while"
     with pytest.raises(ScheduleError, match="does not count up"):
         hlo.parse(FAR_PROGRAM.replace("direction=LT", "direction=NE")).turns(layers)
     with pytest.raises(ScheduleError, match="no entry"):
@@ -355,11 +356,12 @@ FAR_PROGRAM = """
 
 %layer (l: (s32[])) -> (s32[]) {
   %l = (s32[]{:T(128)}) parameter(0)
-  %product = f32[8,128]{1,0:T(8,128)S(1)} copy(%l), metadata={op_name="jit(train_step)/jvp()/while/body/dot"}
-  %near = f32[8,128]{1,0:T(8,128)S(1)} copy(%l), metadata={op_name="jit(train_step)/jvp()/while/body/shard_map/add"}
-  %norm = f32[8,128]{1,0:T(8,128)S(1)} copy(%l), metadata={op_name="jit(train_step)/jvp()/while/body/add"}
+  %product = f32[8,128]{1,0:T(8,128)S(1)} copy(%l), metadata={op_name="jit(train_step)/jvp(turns_0_3)/while/body/dot"}
+  %near = f32[8,128]{1,0:T(8,128)S(1)} copy(%l), \
+metadata={op_name="jit(train_step)/jvp(turns_0_3)/while/body/shard_map/add"}
+  %norm = f32[8,128]{1,0:T(8,128)S(1)} copy(%l), metadata={op_name="jit(train_step)/jvp(turns_0_3)/while/body/add"}
   ROOT %while.2 = (s32[]{:T(128)}) while(%l), condition=%limit.value, body=%over.heads, \
-metadata={op_name="jit(train_step)/jvp()/while/body/shard_map/while"}
+metadata={op_name="jit(train_step)/jvp(turns_0_3)/while/body/shard_map/while"}
 }
 
 ENTRY %main (m: (s32[])) -> (s32[]) {
@@ -367,7 +369,7 @@ ENTRY %main (m: (s32[])) -> (s32[]) {
   %adagrad = f32[8,128]{1,0:T(8,128)} copy(%m), metadata={op_name="jit(train_step)/add"}
   %all-reduce.1 = f32[8,128]{1,0:T(8,128)S(1)} all-reduce(%m)
   ROOT %while.1 = (s32[]{:T(128)}) while(%m), condition=%limit.3, body=%layer, \
-metadata={op_name="jit(train_step)/jvp()/while"}
+metadata={op_name="jit(train_step)/jvp(turns_0_3)/while"}
 }
 """
 
@@ -416,6 +418,37 @@ def test_far_loops_turn_as_often_as_the_spans_say():
     assert step.total.mxu_cycles == 6000
     assert step.parts()[cycles.OUTSIDE].hbm_bytes == 4 + 8 * 128 * 4  # what adagrad reads and writes
     assert step.most_expensive(1)[0].name == "product"
+
+
+def test_loops_of_a_sandwich_turn_as_often_as_the_spans_of_their_own_layers_say():
+    config = CONFIG.changed({"model.layers": 5, "model.sandwich": 2})
+    # The program's scan over 3 layers, after another over 2 whose names end in _.
+    first = re.sub(r"(%[\w.\-]+)", r"\1_", FAR_PROGRAM.replace("turns_0_3", "turns_0_2")).replace("(3)", "(2)")
+    computations, _, entry = first.partition("ENTRY")
+    scan = entry[entry.index("%while.1_") : entry.index("\n}")].replace("%m_", "%m")
+    both = computations + FAR_PROGRAM.replace("turns_0_3", "turns_2_5").replace("ROOT %while.1", f"{scan}\n  %while.1")
+    compiled = far_dump(both)
+    compiled.schedules.update({f"{name}_": schedule for name, schedule in compiled.schedules.items()})
+    z_LH = np.array([[0.0, 200.0], [0.0, 0.0], [500.0, 90.0], [70.0, 0.0], [0.0, 300.0]])
+    step = cycles.count_step(config, compiled, z_LH, chips=2)
+    runs = {each.name: each.runs for each in step.operations}
+    for end, layers, heads, blocks in (("_", slice(0, 2), 1, 2), ("", slice(2, 5), 4, (4 + 1) + 1 + 3)):
+        tiles_LHX = np.asarray(flops.far_tiles(config, jnp.asarray(z_LH[layers], jnp.float32))[1])
+        assert runs[f"near{end}"] == len(z_LH[layers])
+        assert runs[f"in.head{end}"] == pytest.approx(heads)
+        assert runs[f"in.memory{end}"] == pytest.approx(blocks)
+        assert runs[f"in.memory.tile{end}"] == pytest.approx(tiles_LHX[..., :4].sum())
+        assert runs[f"in.segment.tile{end}"] == pytest.approx(tiles_LHX[..., 4:].sum())
+    assert step.parts()[cycles.LAYERS].cycles == 5 * 11
+
+
+def test_a_scan_of_one_turn_is_inlined_and_counted_all_the_same():
+    config = CONFIG.changed({"model.layers": 1})
+    layer = FAR_PROGRAM.partition("ENTRY")[0].replace("turns_0_3", "turns_0_1").replace("%layer (", "ENTRY %layer (")
+    step = cycles.count_step(config, far_dump(layer), np.array([[500.0, 90.0]]), chips=2)
+    runs = {each.name: each.runs for each in step.operations}
+    assert (runs["near"], runs["in.head"], runs["in.memory"]) == (1, 2, 4 + 1)
+    assert step.parts()[cycles.LAYERS].cycles == 11
 
 
 def test_without_far_heads_far_loops_take_nothing():

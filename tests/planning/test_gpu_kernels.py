@@ -36,7 +36,7 @@ PROGRAM = """HloModule jit_train_step
   %d = bf16[8,64]{1,0} constant({...})
   %e = bf16[64,16]{1,0} constant({...})
   %fusion = f32[8,16]{1,0} fusion(%d, %e), kind=kCustom, calls=%product
-  ROOT %while.2 = f32[1000]{0} while(%c), condition=%condition, body=%head
+  ROOT %while.2 = f32[1000]{0} while(%c), condition=%condition, body=%head, metadata={op_name="jvp(turns_0_3)/while"}
 }
 
 ENTRY %main (f: f32[1000]) -> f32[1000] {
@@ -60,6 +60,25 @@ def test_kernels_run_as_often_as_their_loops_turn():
     assert product.multiply_adds == 8 * 64 * 16
     assert product.half
     assert product.moved == 2 * (8 * 64 + 64 * 16) + 4 * 8 * 16
+
+
+def test_loops_of_a_sandwich_turn_by_the_spans_of_their_own_layers():
+    config = tiny_config(
+        model={"layers": 3, "heads": 2, "sandwich": 2}, span={"limit": 2000, "ramp": 32}, train={"segment": 512}
+    )
+    z_LH = np.array([[0, 0], [100, 0], [600, 1100]], float)
+    # Scans over the first two layers and, inlined because it has a single turn, over the last.
+    two = PROGRAM.replace("turns_0_3", "turns_0_2").replace('"n":"3"', '"n":"2"')
+    inlined = 'while(%f), body=%head, metadata={op_name="jvp(turns_2_3)/while/body/while"}'
+    two = two.replace("%copy.3 =", f"%while.4 = f32[1000]{{0}} {inlined}\n  %copy.3 =")
+    step = gpu_kernels.count_step(config, hlo.parse(two), z_LH)
+    runs = [(kernel.name, kernel.runs) for kernel in step.kernels]
+    assert runs == [
+        *(("copy.2", pytest.approx(2)), ("copy.1", pytest.approx(2 + 3)), ("copy.3", 1)),
+        *(("fusion", 2), ("copy.2", pytest.approx(1)), ("copy.1", pytest.approx(1))),
+    ]
+    with pytest.raises(ScheduleError, match="in no layer"):
+        gpu_kernels.count_step(config, hlo.parse(two.replace("turns_2_3", "")), z_LH)
 
 
 def test_products_of_the_library_count_too():

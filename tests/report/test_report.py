@@ -38,10 +38,13 @@ def test_report_needs_a_checkpoint(tmp_path):
         report_command.report(tmp_path, "latest")
 
 
-@pytest.mark.parametrize("kind", ["adaptive", pytest.param("dynamic", marks=pytest.mark.slow)])
-def test_observation_is_plain_attention_over_the_text(kind):
+@pytest.mark.parametrize(
+    ("kind", "sandwich"),
+    [("adaptive", 0), *(pytest.param(*each, marks=pytest.mark.slow) for each in [("adaptive", 2), ("dynamic", 0)])],
+)
+def test_observation_is_plain_attention_over_the_text(kind, sandwich):
     """Weights and spans found by hand, layer by layer, with a memory that is a plain array."""
-    config = tiny_config(span={"kind": kind}, data={"max_bytes": 6500})
+    config = tiny_config(span={"kind": kind}, model={"sandwich": sandwich}, data={"max_bytes": 6500})
     text = corpus.load(config.data)
     params = random_params(config, len(text.vocabulary))
     seen = probe.probe_model(config, params, text)

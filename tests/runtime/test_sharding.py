@@ -34,9 +34,11 @@ run_steps = functools.partial(training.run_steps, ids=TEXT, vocabulary=VOCABULAR
 
 
 @functools.cache
-def on_one_device(kind: str = "adaptive", attention: str = "per_head", dtype: str = "float32"):
-    config = config_of(kind, {"attention": attention, "compute_dtype": dtype})
-    nats, z_LH, *_ = run_steps(config, sharding.make_mesh(jax.devices()[:1]), 50)
+def on_one_device(
+    kind: str = "adaptive", attention: str = "per_head", dtype: str = "float32", sandwich: int = 0, count: int = 50
+):
+    config = config_of(kind, {"attention": attention, "compute_dtype": dtype, "sandwich": sandwich})
+    nats, z_LH, *_ = run_steps(config, sharding.make_mesh(jax.devices()[:1]), count)
     return nats, z_LH
 
 
@@ -49,6 +51,18 @@ def test_eight_devices_train_like_one(fsdp):
     expand_LDF = state.params["layers"]["feedforward"]["expand_DF"]
     assert expand_LDF.addressable_shards[0].data.shape == (3, 24, 40 // fsdp)
     assert state.opt_state[0].sum_of_squares["layers"]["feedforward"]["expand_DF"].sharding == expand_LDF.sharding
+
+
+@slow
+@pytest.mark.parametrize(("sandwich", "fsdp"), [(2, 2), (1, 1), (1, 8), (3, 2)])
+def test_eight_devices_train_like_one_in_sandwich_order(sandwich, fsdp):
+    nats, z_LH = on_one_device(attention="plain", sandwich=sandwich, count=20)
+    # Also with layers computed again, and in groups of streams.
+    model = {"attention": "plain", "sandwich": sandwich, "remat": True}
+    config = config_of(model=model, train={"grad_accum_steps": 2})
+    found, found_z_LH, *_ = run_steps(config, sharding.make_mesh(fsdp=fsdp), 20)
+    assert_allclose(found, nats, rtol=1e-5)
+    assert_allclose(found_z_LH, z_LH, rtol=1e-4, atol=1e-4)
 
 
 @slow

@@ -79,6 +79,8 @@ def test_what_does_not_fit_is_named(first_run, tmp_path):
         train.train(config_of(tmp_path / "text", first_run), tmp_path / "new", "command")
     with pytest.raises(UserError, match=r"another shape; there → here:\n  config\.model\.feedforward: 29 → 31\n"):
         train.train(config_of(first_run / "text", first_run, model={"feedforward": 31}), tmp_path / "new", "command")
+    with pytest.raises(UserError, match=r"config\.model\.sandwich is 2, but config\.init_from=.* was trained with 0"):
+        train.train(config_of(first_run / "text", first_run, model={"sandwich": 2}), tmp_path / "new", "command")
     with pytest.raises(UserError, match=r"init_from=.*nowhere has no checkpoint to start from"):
         train.train(config_of(first_run / "text", tmp_path / "nowhere"), tmp_path / "new", "command")
     assert not (tmp_path / "new" / "checkpoints").exists()
