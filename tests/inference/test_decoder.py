@@ -17,6 +17,7 @@ from tests.conftest import tiny_config
 VOCABULARY, STREAMS, LENGTH = 11, 2, 192
 TOKENS = np.random.default_rng(1).integers(0, VOCABULARY, (STREAMS, LENGTH)).astype(np.int32)
 KINDS = ["fixed", "adaptive", "dynamic"]
+slow = pytest.mark.slow
 
 
 def spread_model(kind="adaptive", limit=150, **fields):
@@ -32,9 +33,14 @@ def spread_model(kind="adaptive", limit=150, **fields):
     if kind == "dynamic":
         span["weight_DH"] = jnp.asarray(random.normal(size=span["weight_DH"].shape), jnp.float32) / 3
         span["bias_H"] = jnp.asarray(random.normal(size=span["bias_H"].shape), jnp.float32) - 1
-    norm = params["layers"]["feedforward_norm"]
+    norm = last_norm(params)
     norm["bias"] = jnp.asarray(random.normal(size=norm["bias"].shape), jnp.float32)
     return config, params
+
+
+def last_norm(params):
+    """The LayerNorms whose outputs are the next layers' inputs."""
+    return params["layers"].get("feedforward_norm", params["layers"]["attention_norm"])
 
 
 def oracle(config, params, tokens_BT=TOKENS):
@@ -67,18 +73,23 @@ def read(config, params, chunks, tokens_BT=TOKENS, padding=0):
     return np.concatenate(logits, axis=1), np.average(spans, axis=0, weights=chunks)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_same_numbers_as_the_model_in_training(kind):
-    config, params = spread_model(kind)
+@pytest.mark.parametrize(
+    ("kind", "persistent"),
+    [*((kind, 0) for kind in KINDS), ("adaptive", 9), *(pytest.param(kind, 9, marks=slow) for kind in KINDS[::2])],
+)
+def test_same_numbers_as_the_model_in_training(kind, persistent):
+    config, params = spread_model(kind, persistent=persistent)
     expected, spans = oracle(config, params)
     found, found_spans = read(config, params, [128, *[1] * 64])  # two chunks at once
     assert_allclose(found, expected, atol=1e-5)
     assert_allclose(found_spans, spans, rtol=1e-4)
 
 
-@pytest.mark.parametrize("limit", [7, pytest.param(64, marks=pytest.mark.slow), 65])
-def test_same_numbers_at_any_limit_even_without_empty_memory(limit):
-    config, params = spread_model(limit=limit, mask_empty_memory=True)
+@pytest.mark.parametrize(
+    ("limit", "persistent"), [(7, 0), pytest.param(64, 0, marks=slow), (65, 0), pytest.param(7, 9, marks=slow)]
+)
+def test_same_numbers_at_any_limit_even_without_empty_memory(limit, persistent):
+    config, params = spread_model(limit=limit, mask_empty_memory=True, persistent=persistent)
     assert_allclose(read(config, params, [64] * 3)[0], oracle(config, params)[0], atol=1e-5)
 
 
@@ -89,7 +100,7 @@ def test_bfloat16_is_close():
     assert_allclose(read(config, params, [64] * 3)[0], exact, atol=0.1)
 
 
-@pytest.mark.parametrize("mask_empty_memory", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("mask_empty_memory", [pytest.param(False, marks=slow), True])
 def test_padding_in_front_leaves_no_trace(mask_empty_memory):
     config, params = spread_model(mask_empty_memory=mask_empty_memory)
     expected, _ = oracle(config, params)
@@ -105,8 +116,9 @@ def test_cache_is_only_as_long_as_heads_read():
     assert rows == [[((0,), 128), ((1,), 256)], [((0, 1), 128)], [((1,), 128), ((0,), 192)]]
 
 
-def test_dynamic_reach_holds_for_every_input():
-    config, params = spread_model("dynamic")
+@pytest.mark.parametrize("persistent", [0, 9])
+def test_dynamic_reach_holds_for_every_input(persistent):
+    config, params = spread_model("dynamic", persistent=persistent)
     random, reach_LH = np.random.default_rng(7), cache_plan.head_reach(config, params)
     width = config.model.width
     for index in range(config.model.layers):
@@ -114,7 +126,7 @@ def test_dynamic_reach_holds_for_every_input():
         # The worst input of each head, and some others.
         normal = np.concatenate([layer_params["attention"]["span"]["weight_DH"].T, random.normal(size=(500, width))])
         if index:
-            norm = {name: np.asarray(leaf[index - 1]) for name, leaf in params["layers"]["feedforward_norm"].items()}
+            norm = {name: np.asarray(leaf[index - 1]) for name, leaf in last_norm(params).items()}
             normal *= norm["scale"]
             normal *= np.sqrt(width) / np.linalg.norm(normal, axis=1, keepdims=True)
             inputs = normal * norm["scale"] + norm["bias"]

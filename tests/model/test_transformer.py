@@ -64,8 +64,15 @@ def oracle(config, params, tokens, memory_LBSD):
                 mask = np.clip((ramp + z + 1 - distance) / ramp, 0, 1)
                 weights.append(mask * np.exp(query @ key / np.sqrt(query.size)))
                 values.append(past @ attention["value_DHK"][:, h])
+            for n in range(config.model.persistent):
+                key = attention["persistent"]["key_HKU"][h, :, n] * np.sqrt(query.size)
+                weights.append(np.exp(query @ key / np.sqrt(query.size)))
+                values.append(attention["persistent"]["value_HUK"][h, n] * np.sqrt(config.model.persistent))
             output[b, t] += (np.array(weights) / np.sum(weights)) @ np.array(values) @ attention["output_HKD"][h]
         hidden = layer_norm(hidden + output, **layer["attention_norm"])
+        if config.model.persistent:
+            assert {*layer} == {"attention", "attention_norm"}
+            continue
         f = layer["feedforward"]
         inner = np.maximum(hidden @ f["expand_DF"] + f["expand_bias_F"], 0)
         hidden = layer_norm(hidden + inner @ f["contract_FD"] + f["contract_bias_D"], **layer["feedforward_norm"])
@@ -77,9 +84,9 @@ def layer_norm(x, scale, bias):
     return (x - mean) / np.sqrt(((x - mean) ** 2).mean(axis=-1, keepdims=True) + 1e-5) * scale + bias
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_logits_equal_the_oracle(kind, x64):
-    config, params = make(kind, model={"compute_dtype": "float64"}, train={"segment": 4})
+@pytest.mark.parametrize(("kind", "persistent"), [*((kind, 0) for kind in KINDS), *((kind, 7) for kind in KINDS)])
+def test_logits_equal_the_oracle(kind, persistent, x64):
+    config, params = make(kind, model={"compute_dtype": "float64", "persistent": persistent}, train={"segment": 4})
     memory = transformer.init_memory(config, 2)
     stored = np.zeros((3, 2, config.span.limit, 22))
     first = apply(config, params, TOKENS[:, :4], memory)
@@ -97,10 +104,11 @@ def test_logits_equal_the_oracle(kind, x64):
     assert_allclose(second.logits_BTV, oracle(config, params, TOKENS[:, 4:8], stored)[0], rtol=1e-10)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_long_segment_equals_short_ones_with_memory(kind, x64):
+@pytest.mark.parametrize(("kind", "persistent"), [*((kind, 0) for kind in KINDS), ("adaptive", 7)])
+def test_one_long_segment_equals_short_ones_with_memory(kind, persistent, x64):
     def logits(segment):
-        config, params = make(kind, model={"compute_dtype": "float64"}, train={"segment": segment})
+        sizes = {"compute_dtype": "float64", "persistent": persistent}
+        config, params = make(kind, model=sizes, train={"segment": segment})
         memory, found = transformer.init_memory(config, 2), []
         for first in range(0, 52, segment):
             prediction = apply(config, params, TOKENS[:, first : first + segment], memory)
@@ -112,8 +120,9 @@ def test_one_long_segment_equals_short_ones_with_memory(kind, x64):
     assert_allclose(logits(1), logits(52), rtol=1e-9)
 
 
-def test_no_gradient_from_the_future_nor_from_the_token_itself():
-    config, params = make(train={"segment": 13})
+@pytest.mark.parametrize("persistent", [0, 7])
+def test_no_gradient_from_the_future_nor_from_the_token_itself(persistent):
+    config, params = make(model={"persistent": persistent}, train={"segment": 13})
     embedded_BTD = params["embedding_VD"][TOKENS[:, :13]]
 
     def logit(embedded_BTD, position):
@@ -205,9 +214,30 @@ def test_initial_values():
     assert np.abs(layers["attention"]["key_DHK"][0] - layers["attention"]["key_DHK"][1]).max() > 0.05
 
 
-def test_bfloat16_keeps_parameters_and_logits_in_float32():
-    config, params = make(model={"compute_dtype": "bfloat16"})
-    exact_config, _ = make()
+def test_initial_values_of_persistent_vectors():
+    sizes = {"layers": 2, "width": 64, "heads": 4}
+    key = jax.random.key(1)
+    params = transformer.init(tiny_config(model=sizes | {"persistent": 400}), 200, key)
+    layers = params["layers"]
+    assert {*layers} == {"attention", "attention_norm"}
+    persistent = layers["attention"]["persistent"]
+    assert persistent["key_HKU"].shape == (2, 4, 16, 400)
+    assert persistent["value_HUK"].shape == (2, 4, 400, 16)
+    for values, deviation in ((persistent["key_HKU"], 1 / 4), (persistent["value_HUK"], 1 / 20)):
+        assert_allclose(values.std(), deviation, rtol=0.02)
+        assert_allclose(values.mean(), 0, atol=0.02 * deviation)
+        # Normal, not uniform: 4.6 % are beyond two deviations.
+        assert_allclose((np.abs(values) > 2 * deviation).mean(), 0.0455, atol=0.005)
+        assert np.abs(values[0] - values[1]).max() > deviation
+    # All else starts as without them.
+    without = transformer.init(tiny_config(model=sizes), 200, key)["layers"]["attention"]
+    jax.tree.map(assert_array_equal, {name: layers["attention"][name] for name in without}, without)
+
+
+@pytest.mark.parametrize("persistent", [0, 7])
+def test_bfloat16_keeps_parameters_and_logits_in_float32(persistent):
+    config, params = make(model={"compute_dtype": "bfloat16", "persistent": persistent})
+    exact_config, _ = make(model={"persistent": persistent})
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
     memory = transformer.init_memory(config, 2)
     assert memory.hidden_LBMD.dtype == jnp.bfloat16
@@ -239,7 +269,7 @@ def test_dropout_changes_logits_and_is_repeatable():
     assert np.abs(logits(3) - logits(4)).max() > 0.1
 
 
-SHAPES = st.sampled_from([(1, 1, 1), (40, 9, 60)])  # limit, segment, ramp
+SHAPES = st.sampled_from([(1, 1, 1, 0), (40, 9, 60, 0), (1, 1, 1, 3)])  # limit, segment, ramp, persistent vectors
 
 
 @settings(max_examples=15, deadline=None)
@@ -250,12 +280,12 @@ SHAPES = st.sampled_from([(1, 1, 1), (40, 9, 60)])  # limit, segment, ramp
     seed=st.integers(0, 100),
 )
 def test_always_finite(shape, fraction, scale, seed):
-    limit, segment, ramp = shape
+    limit, segment, ramp, persistent = shape
     config, params = make(
         seed=seed,
         span={"limit": limit, "ramp": ramp},
         train={"segment": segment},
-        model={"mask_empty_memory": limit == 1, "layers": 1},
+        model={"mask_empty_memory": limit == 1, "layers": 1, "persistent": persistent},
     )
     attention = params["layers"]["attention"]
     attention["span"]["span_fraction_H"] = jnp.full((1, 2), fraction)
