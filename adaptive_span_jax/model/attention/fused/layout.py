@@ -57,9 +57,9 @@ def by_head(sizes: Sizes, positions: int) -> pl.BlockSpec:
     return pl.BlockSpec(shape, lambda core, number, head, *_: (core * sizes.streams_per_core + number, 0, head))
 
 
-def by_query(sizes: Sizes) -> pl.BlockSpec:
-    """One number per query of a head: [1, 1, 1, T]."""
-    shape = (1, 1, 1, sizes.segment)
+def by_query(sizes: Sizes, numbers: int = 1) -> pl.BlockSpec:
+    """One or more numbers per query of a head: [1, 1, numbers, T]."""
+    shape = (1, 1, numbers, sizes.segment)
     return pl.BlockSpec(shape, lambda core, number, head, *_: (core * sizes.streams_per_core + number, head, 0, 0))
 
 
