@@ -27,6 +27,7 @@ Array names end in the letters of their axes:
     D model width · H heads · K width of a head · F feed-forward width · V vocabulary · L layers
     N chunks of C queries · W near window · P rows of the padded position table · Y rows of it that one tile reads
     E a head's key and value, concatenated · Q all heads' queries, concatenated · X blocks · I query blocks of a kernel
+    U persistent vectors of a head
 """
 
 import importlib

@@ -76,10 +76,18 @@ class DataConfig:
 class ModelConfig:
     """The Transformer's sizes and arithmetic."""
 
-    layers: int = _field(12, "number of layers, each with an attention and a feed-forward sublayer", _at_least(1))
+    layers: int = _field(12, "number of layers", _at_least(1))
     width: int = _field(512, "d, the width of the hidden states; a multiple of heads", _at_least(1))
     heads: int = _field(8, "attention heads per layer", _at_least(1))
-    feedforward: int = _field(2048, "inner width of the feed-forward sublayer", _at_least(1))
+    feedforward: int = _field(
+        2048, "inner width of the feed-forward sublayer; not used if persistent is set", _at_least(1)
+    )
+    persistent: int = _field(
+        0,
+        "N, learned key/value pairs per head that replace the feed-forward sublayer (all-attention); 0: none",
+        _at_least(0, "it must be 0 (none) or more"),
+        added=True,
+    )
     dropout: float = _field(
         0.3,
         "dropout rate of attention weights and ReLU activations",

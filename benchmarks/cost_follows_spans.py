@@ -46,7 +46,7 @@ def make_step(limit: int) -> Callable[[np.ndarray], float]:
         def attend(*inputs: jax.Array) -> jax.Array:
             query, segment, key, value, positions, z_H = inputs
             plain = LayerMemory.of(memory)
-            return per_head.attend(query, segment, plain, key, value, positions, z_H[None, None, :], ramp=RAMP)
+            return per_head.attend(query, segment, plain, key, value, positions, z_H[None, None, :], ramp=RAMP)[0]
 
         _, pull = jax.vjp(attend, query, segment, key, value, positions, z_H)
         return pull(d_output)

@@ -66,14 +66,14 @@ class Rings(NamedTuple):
         *,
         ramp: int,
         valid_length: jax.Array | None = None,
-    ) -> tuple[jax.Array, "Rings"]:
-        """(output_BTHK, the rings after T more positions, the first of which is `position`), chunk by chunk.
+    ) -> tuple[tuple[jax.Array, jax.Array], "Rings"]:
+        """((output_BTHK, log_sum_BTH), the rings after T more positions from `position` on), chunk by chunk.
 
         With `valid_length`, positions before that many are not attended to.
         """
         size = min(query_BTHK.shape[1], CHUNK)
 
-        def extend_by_chunk(rings: Rings, number: ArrayLike) -> tuple[Rings, jax.Array]:
+        def extend_by_chunk(rings: Rings, number: ArrayLike) -> tuple[Rings, tuple[jax.Array, jax.Array]]:
             def of_chunk(array: jax.Array) -> jax.Array:
                 if array.shape[1] > 1:
                     array = jax.lax.dynamic_slice_in_dim(array, number * size, size, 1)
@@ -83,7 +83,7 @@ class Rings(NamedTuple):
             rings = Rings(
                 write(rings.key_BHMK, of_chunk(key_BTHK), start), write(rings.value_BHMK, of_chunk(value_BTHK), start)
             )
-            output_BHCK = attend(
+            output_BHCK, log_sum_BHC = attend(
                 of_chunk(query_BTHK),
                 *rings,
                 positions_SK,
@@ -92,10 +92,14 @@ class Rings(NamedTuple):
                 ramp=ramp,
                 valid_length=None if valid_length is None else valid_length + number * size,
             )
-            return rings, jnp.moveaxis(output_BHCK, 1, 2)
+            return rings, (jnp.moveaxis(output_BHCK, 1, 2), jnp.moveaxis(log_sum_BHC, 1, 2))
 
-        rings, output_NBCHK = jax.lax.scan(extend_by_chunk, self, jnp.arange(query_BTHK.shape[1] // size))
-        return jnp.moveaxis(output_NBCHK, 0, 1).reshape(query_BTHK.shape), rings
+        rings, (output_NBCHK, log_sum_NBCH) = jax.lax.scan(
+            extend_by_chunk, self, jnp.arange(query_BTHK.shape[1] // size)
+        )
+        output_BTHK = jnp.moveaxis(output_NBCHK, 0, 1).reshape(query_BTHK.shape)
+        log_sum_BTH = jnp.moveaxis(log_sum_NBCH, 0, 1).reshape(query_BTHK.shape[:3])
+        return (output_BTHK, log_sum_BTH), rings
 
 
 def write(ring_BHMK: jax.Array, new_BHTK: jax.Array, position: jax.Array) -> jax.Array:
@@ -114,8 +118,8 @@ def attend(
     *,
     ramp: int,
     valid_length: jax.Array | None = None,
-) -> jax.Array:
-    """The attention of a group of heads to its rings, which already contain the chunk itself: output_BHTK.
+) -> tuple[jax.Array, jax.Array]:
+    """The attention of a group of heads to its rings, which already contain the chunk: (output_BHTK, log_sum_BHT).
 
     With `valid_length`, positions before that many are not attended to, as in `reference.attend`.
     """
@@ -135,5 +139,5 @@ def attend(
     visible_TM = (distance_TM >= 1) & (distance_TM <= limit)
     if valid_length is not None:
         visible_TM &= distance_TM <= valid_length + jnp.arange(length)[:, None]
-    weight_BHTM = masked_softmax(score_BHTM, jnp.where(visible_TM[None, None], mask_BHTM, 0))
-    return jnp.einsum("BHTM,BHMK->BHTK", weight_BHTM.astype(value_BHMK.dtype), value_BHMK)
+    weight_BHTM, log_sum_BHT = masked_softmax(score_BHTM, jnp.where(visible_TM[None, None], mask_BHTM, 0))
+    return jnp.einsum("BHTM,BHMK->BHTK", weight_BHTM.astype(value_BHMK.dtype), value_BHMK), log_sum_BHT

@@ -66,7 +66,8 @@ def _largest_logit(params: Params, layer: int, weight_DH: np.ndarray) -> np.ndar
         largest_H = (input_ND @ weight_DH).max(axis=0)
     else:
         # The input is the output of a LayerNorm: scale · n + bias with ‖n‖ ≤ √D.
-        norm = params[LAYERS]["feedforward_norm"]
+        layers = params[LAYERS]
+        norm = layers.get("feedforward_norm", layers["attention_norm"])
         scale_D, center_D = (np.asarray(norm[name], np.float64)[layer - 1] for name in ("scale", "bias"))
         radius_D = np.abs(scale_D) * np.sqrt(len(scale_D))
         largest_H = center_D @ weight_DH + np.linalg.norm(scale_D[:, None] * weight_DH, axis=0) * len(scale_D) ** 0.5

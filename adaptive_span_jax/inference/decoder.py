@@ -87,10 +87,10 @@ class CachedDecoder:
         # Padding leaves its rows of the rings empty.
         real_T = cache.valid_length + jnp.arange(hidden_BTD.shape[1]) >= 0
         key_BTHK, value_BTHK = (jnp.where(real_T[None, :, None, None], array, 0) for array in (key_BTHK, value_BTHK))
-        keys, values, outputs = [], [], []
+        keys, values, groups = [], [], []
         for number, group in enumerate(self.plan[index]):
             heads = np.array(group.heads)
-            output_BTHK, rings = Rings(cache.keys[index][number], cache.values[index][number]).extend(
+            in_context, rings = Rings(cache.keys[index][number], cache.values[index][number]).extend(
                 query_BTHK[:, :, heads],
                 key_BTHK[:, :, heads],
                 value_BTHK[:, :, heads],
@@ -100,10 +100,11 @@ class CachedDecoder:
                 ramp=self.config.span.ramp,
                 valid_length=cache.valid_length if self.config.model.mask_empty_memory else None,
             )
-            outputs.append(output_BTHK)
+            groups.append(in_context)
             keys.append(rings.key_BHMK)
             values.append(rings.value_BHMK)
         order = np.argsort(np.concatenate([group.heads for group in self.plan[index]]))
-        output_BTHK = jnp.concatenate(outputs, axis=2)[:, :, order]
+        output_BTHK, log_sum_BTH = (jnp.concatenate(parts, axis=2)[:, :, order] for parts in zip(*groups, strict=True))
+        output_BTHK = attention.with_persistent(query_BTHK, (output_BTHK, log_sum_BTH))
         output_BTD = linear(output_BTHK, attention.output_HKD[...].astype(dtype), 2)
         return output_BTD, (tuple(keys), tuple(values), z_BTH)

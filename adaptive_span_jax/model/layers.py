@@ -1,5 +1,7 @@
 """One layer: adaptive-span attention and a feed-forward network, each with a residual connection and LayerNorm.
 
+An all-attention layer has persistent vectors in its attention instead of the feed-forward network.
+
 `SpanAttention` does not depend on the rest and can be used in any Flax model; README shows how.
 """
 
@@ -11,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from adaptive_span_jax.model.attention import paths, reference
+from adaptive_span_jax.model.attention import paths, persistent, reference
 from adaptive_span_jax.model.dropout import Dropout
 from adaptive_span_jax.model.linear import linear, row_major
 from adaptive_span_jax.model.memory import LayerMemory, shift_in
@@ -19,8 +21,8 @@ from adaptive_span_jax.model.span import Span
 
 Extra = TypeVar("Extra")
 
-# Places of dropout within a layer, so that attention and feed-forward get different bits.
-_IN_ATTENTION, _IN_FEEDFORWARD = 0, 1
+# Places of dropout within a layer, so that each gets different bits.
+_IN_ATTENTION, _IN_FEEDFORWARD, _IN_PERSISTENT = 0, 1, 2
 
 
 def uniform(key: jax.Array, shape: tuple[int, ...], fan_in: int, dtype: DTypeLike) -> nnx.Param:
@@ -29,8 +31,26 @@ def uniform(key: jax.Array, shape: tuple[int, ...], fan_in: int, dtype: DTypeLik
     return nnx.Param(jax.random.uniform(key, shape, dtype, -bound, bound))
 
 
+class PersistentVectors(nnx.Module):
+    """Learned keys and values of each head, which every query can attend to; see attention/persistent.py."""
+
+    def __init__(self, heads: int, head_width: int, count: int, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32):
+        key_HKU = jax.random.normal(rngs.params(), (heads, head_width, count), dtype)
+        value_HUK = jax.random.normal(rngs.params(), (heads, count, head_width), dtype)
+        self.key_HKU = nnx.Param(key_HKU * head_width**-0.5)
+        self.value_HUK = nnx.Param(value_HUK * count**-0.5)
+
+    def attend(self, query_BTHK: jax.Array, dropout: Dropout | None = None) -> tuple[jax.Array, jax.Array]:
+        """(output_BTHK, log_sum_BTH) over these vectors alone."""
+        key_HKU, value_HUK = (array[...].astype(query_BTHK.dtype) for array in (self.key_HKU, self.value_HUK))
+        return persistent.attend(query_BTHK, key_HKU, value_HUK, dropout)
+
+
 class SpanAttention(nnx.Module):
-    """Multi-head attention in which every head has its own span; memory goes in and comes out."""
+    """Multi-head attention in which every head has its own span; memory goes in and comes out.
+
+    `persistent`: how many learned key/value pairs each head attends to besides its context.
+    """
 
     def __init__(
         self,
@@ -40,6 +60,7 @@ class SpanAttention(nnx.Module):
         *,
         ramp: int = 32,
         path: str = "auto",
+        persistent: int = 0,
         rngs: nnx.Rngs,
         dtype: DTypeLike = jnp.float32,
     ):
@@ -51,6 +72,9 @@ class SpanAttention(nnx.Module):
         self.span = span
         self.ramp = ramp
         self.path = path  # one of config.ATTENTION_PATHS
+        self.persistent = (
+            PersistentVectors(heads, width // heads, persistent, rngs=rngs, dtype=dtype) if persistent else None
+        )
 
     def __call__(
         self,
@@ -80,9 +104,13 @@ class SpanAttention(nnx.Module):
         dtype = hidden_BTD.dtype
         z_BTH = self.span(hidden_BTD)
         width, heads, _ = self.key_DHK.shape
-        attend = paths.attend_by(self.path, hidden_BTD.shape[1], width, heads, memory.limit, memory.ring, dtype)
-        output_BTHK = attend(
-            self._query(hidden_BTD),
+        persistent = self.persistent.key_HKU.shape[-1] if self.persistent else 0
+        attend = paths.attend_by(
+            self.path, hidden_BTD.shape[1], width, heads, memory.limit, memory.ring, dtype, persistent
+        )
+        query_BTHK = self._query(hidden_BTD)
+        in_context = attend(
+            query_BTHK,
             hidden_BTD,
             memory,
             self.key_DHK[...].astype(dtype),
@@ -91,9 +119,21 @@ class SpanAttention(nnx.Module):
             z_BTH,
             ramp=self.ramp,
             valid_length=valid_length,
-            dropout=dropout,
+            dropout=dropout.at(_IN_ATTENTION) if dropout else None,
         )
+        if not isinstance(in_context, tuple):
+            in_context = in_context, jnp.zeros(())  # the fused kernels do not return log_sum yet
+        output_BTHK = self.with_persistent(query_BTHK, in_context, dropout)
         return linear(output_BTHK, self.output_HKD[...].astype(dtype), 2), z_BTH
+
+    def with_persistent(
+        self, query_BTHK: jax.Array, in_context: tuple[jax.Array, jax.Array], dropout: Dropout | None = None
+    ) -> jax.Array:
+        """output_BTHK over context and persistent vectors, given (output_BTHK, log_sum_BTH) over the context."""
+        if self.persistent is None:
+            return in_context[0]
+        in_persistent = self.persistent.attend(query_BTHK, dropout.at(_IN_PERSISTENT) if dropout else None)
+        return persistent.merge(in_context, in_persistent)
 
     def weights(
         self,
@@ -102,11 +142,15 @@ class SpanAttention(nnx.Module):
         positions_SK: jax.Array,
         valid_length: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """(the attention of each token to the S positions before it, furthest first: weight_BHTS; z_BTH)."""
+        """(the attention of each token to the S positions before it, furthest first: weight_BHTS; z_BTH).
+
+        A token's weights sum to 1 or, with persistent vectors, to 1 less its attention to those.
+        """
         dtype = hidden_BTD.dtype
         z_BTH = self.span(hidden_BTD)
-        weight_BHTS = reference.weights(
-            self._query(hidden_BTD),
+        query_BTHK = self._query(hidden_BTD)
+        weight_BHTS, log_sum_BHT = reference.weights(
+            query_BTHK,
             jnp.concatenate([memory_BSD, hidden_BTD], axis=1),
             self.key_DHK[...].astype(dtype),
             positions_SK.astype(dtype),
@@ -114,6 +158,9 @@ class SpanAttention(nnx.Module):
             ramp=self.ramp,
             valid_length=valid_length,
         )
+        if self.persistent is not None:
+            _, log_sum_BTH = self.persistent.attend(query_BTHK)
+            weight_BHTS *= jax.nn.sigmoid(log_sum_BHT - jnp.moveaxis(log_sum_BTH, 2, 1))[..., None]
         return weight_BHTS, z_BTH
 
     def penalty(self, z_BTH: jax.Array) -> jax.Array:
@@ -216,14 +263,14 @@ _normalise.defvjp(_normalise_forward, _normalise_backward)
 
 
 class Layer(nnx.Module):
-    """Post-norm: h = LN(h + attention(h)), then h = LN(h + feed-forward(h))."""
+    """Post-norm: h = LN(h + attention(h)), then, unless there is no feed-forward, h = LN(h + feed-forward(h))."""
 
-    def __init__(self, attention: SpanAttention, feedforward: FeedForward):
+    def __init__(self, attention: SpanAttention, feedforward: FeedForward | None):
         width, _, _ = attention.query_DHK.shape
         self.attention = attention
         self.attention_norm = LayerNorm(width, attention.query_DHK.dtype)
         self.feedforward = feedforward
-        self.feedforward_norm = LayerNorm(width, attention.query_DHK.dtype)
+        self.feedforward_norm = LayerNorm(width, attention.query_DHK.dtype) if feedforward else None
 
     def __call__(
         self,
@@ -237,10 +284,7 @@ class Layer(nnx.Module):
         """(the next layer's input, z_BTH)."""
 
         def attend(hidden_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
-            in_attention = dropout.at(_IN_ATTENTION) if dropout else None
-            return self.attention.attend(
-                hidden_BTD, memory, positions_SK, valid_length=valid_length, dropout=in_attention
-            )
+            return self.attention.attend(hidden_BTD, memory, positions_SK, valid_length=valid_length, dropout=dropout)
 
         return self.around(attend, hidden_BTD, dropout)
 
@@ -253,5 +297,7 @@ class Layer(nnx.Module):
         """(the next layer's input, what `attend` returns besides its output): the layer around any attention."""
         attended_BTD, extra = attend(hidden_BTD)
         hidden_BTD = self.attention_norm(hidden_BTD + attended_BTD)
+        if self.feedforward is None or self.feedforward_norm is None:
+            return hidden_BTD, extra
         fed_BTD = self.feedforward(hidden_BTD, dropout.at(_IN_FEEDFORWARD) if dropout else None)
         return self.feedforward_norm(hidden_BTD + fed_BTD), extra

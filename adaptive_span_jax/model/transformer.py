@@ -8,6 +8,7 @@ tracing (`nnx.merge`); none is stored.
     positions_SK                       row x − 1 is p_x; one table for all heads and layers, N(0, 1)
     layers/attention/{query,key,value}_DHK, output_HKD
     layers/attention/span/…            depends on the kind of span
+    layers/attention/persistent/{key_HKU, value_HUK}    with model.persistent; then there is no feed-forward
     layers/attention_norm/{scale,bias}, layers/feedforward_norm/{scale,bias}
     layers/feedforward/{expand_DF, expand_bias_F, contract_FD, contract_bias_D}
     output_DV, output_bias_V           output layer, not tied to the input embedding
@@ -205,8 +206,10 @@ def _layer(config: Config, rngs: nnx.Rngs) -> Layer:
         make_span(config.span, sizes.width, sizes.heads, dtype),
         ramp=config.span.ramp,
         path=sizes.attention,
+        persistent=sizes.persistent,
         rngs=rngs,
         dtype=dtype,
     )
-    feedforward = FeedForward(sizes.width, sizes.feedforward, rngs=rngs, dtype=dtype)
-    return Layer(attention, feedforward)
+    if sizes.persistent:
+        return Layer(attention, None)
+    return Layer(attention, FeedForward(sizes.width, sizes.feedforward, rngs=rngs, dtype=dtype))

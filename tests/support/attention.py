@@ -13,13 +13,20 @@ from adaptive_span_jax.model.attention import inputs
 from adaptive_span_jax.model.dropout import Dropout
 from adaptive_span_jax.model.memory import LayerMemory, Memory, ring_rows
 
-NAMES = ("output", "query", "segment", "key", "value", "positions", "z")
+INPUTS = ("query", "segment", "key", "value", "positions", "z")
 
 
 def draw(
-    streams: int, length: int, limit: int, heads: int = 3, width: int = 12, dtype: Any = np.float64, seed: int = 0
+    streams: int,
+    length: int,
+    limit: int,
+    heads: int = 3,
+    width: int = 12,
+    dtype: Any = np.float64,
+    seed: int = 0,
+    log_sum: bool = True,
 ) -> dict:
-    """Random inputs of one layer's attention, all but z."""
+    """Random inputs of one layer's attention, all but z; without `log_sum`, only outputs are differentiated."""
     rng = np.random.default_rng(seed)
     head_width = width // heads
     shapes = {
@@ -30,7 +37,7 @@ def draw(
         "positions": (limit, head_width),
         "memory": (streams, limit, width),
         "d_output": (streams, length, heads, head_width),
-    }
+    } | ({"d_log_sum": (streams, length, heads)} if log_sum else {})
     arrays = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
     for name in ("key", "value"):
         arrays[name] /= np.sqrt(width).astype(dtype)
@@ -62,19 +69,29 @@ def plain_run(
     rate: float,
     platform: str = "cpu",
 ) -> dict:
-    """The output and all gradients of Σ d_output · output, with the far tiles of a platform."""
+    """The results and all gradients of Σ d_output·output + Σ d_log_sum·log_sum, with the far tiles of a platform."""
     dropout = Dropout.create(rate, seed, 2) if rate else None
     memory = arrays["memory"] if isinstance(arrays["memory"], LayerMemory) else LayerMemory.of(arrays["memory"])
 
-    def attend(query, segment, key, value, positions, z):
-        return path.attend(
+    def attend(query, segment, key, value, positions, z) -> Any:
+        results = path.attend(
             query, segment, memory, key, value, positions, z, ramp=ramp, valid_length=valid_length, dropout=dropout
         )
+        results = results if isinstance(results, tuple) else (results,)  # the fused kernels return no log_sum yet
+        return results if "d_log_sum" in arrays else results[:1]
 
     differentiated = [*(arrays[name] for name in ("query", "segment", "key", "value", "positions")), z]
     with far_tiles_of(platform):
-        output, pull = jax.vjp(attend, *differentiated)
-        return dict(zip(NAMES, (output, *pull(arrays["d_output"].astype(output.dtype))), strict=True))
+        results, pull = jax.vjp(attend, *differentiated)
+        d_results = (
+            arrays[f"d_{name}"].astype(found.dtype) for name, found in zip(("output", "log_sum"), results, strict=False)
+        )
+        grads = pull(tuple(d_results))
+    found = {"output": results[0]} | dict(zip(INPUTS, grads, strict=True))
+    if "d_log_sum" in arrays:
+        # That of a query which sees nothing is so low that all others would count as zero beside it.
+        found["log_sum"] = jnp.where(results[1] < -1e30, 0, results[1])
+    return found
 
 
 def far_tiles_of(platform: str) -> Any:
@@ -118,22 +135,24 @@ def assert_causal(path: Any, arrays: dict, z: np.ndarray, ramp: int, queries: tu
     """
 
     @jax.jit
-    def output_and_gradient(segment: jax.Array, d_output: jax.Array) -> tuple[jax.Array, jax.Array]:
-        changed = arrays | {"segment": segment, "d_output": d_output}
+    def output_and_gradient(segment: jax.Array, d_results: dict) -> tuple[jax.Array, jax.Array]:
+        changed = arrays | {"segment": segment} | d_results
         found = plain_run(path, changed, z, ramp=ramp, rate=0.0)
         return found["output"], found["segment"]
 
     length = arrays["segment"].shape[1]
-    output, _ = output_and_gradient(arrays["segment"], arrays["d_output"])
+    all_queries = {name: array for name, array in arrays.items() if name.startswith("d_")}
+    output, _ = output_and_gradient(arrays["segment"], all_queries)
     for query in queries:
-        d_output = np.zeros_like(arrays["d_output"])
-        d_output[:, query] = arrays["d_output"][:, query]
+        d_results = {name: np.zeros_like(array) for name, array in all_queries.items()}
+        for name, array in all_queries.items():
+            d_results[name][:, query] = array[:, query]
         segment = arrays["segment"].copy()
         segment[:, query:] += 1
-        other, _ = output_and_gradient(segment, d_output)
+        other, _ = output_and_gradient(segment, d_results)
         np.testing.assert_array_equal(other[:, : query + 1], output[:, : query + 1])
         assert query == length - 1 or np.any(other[:, query + 1] != output[:, query + 1])
-        _, d_segment = output_and_gradient(arrays["segment"], d_output)
+        _, d_segment = output_and_gradient(arrays["segment"], d_results)
         reached = np.abs(np.asarray(d_segment)).max(axis=(0, 2))
         assert np.all(reached[query:] == 0)
         assert np.all(reached[:query] > 0)

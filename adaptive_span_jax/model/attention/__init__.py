@@ -1,4 +1,5 @@
-"""Attention of one layer: queries, segment, memory, projections, position table and spans in; output_BTHK out.
+"""Attention of one layer. In: queries, segment, memory, projections, position table and spans. Out: an average of
+values, output_BTHK, and the logarithm of its normaliser, log_sum_BTH.
 
 Read reference.py first. It is the definition, and it computes every score. A path is a module with the signature of
 `reference.attend`; paths.py chooses one by `model.attention`:
@@ -13,6 +14,9 @@ The start-up block of a run says which path it takes and, if not fused, why.
 
 The first two use skew.py (scores by key ↔ scores by distance); online_softmax.py is the masked softmax of per_head,
 tile by tile. Decoding has its own attention over a KV cache, in inference/cache.py.
+
+persistent.py is no path: it has the attention to a head's persistent vectors (`model.persistent`), and merges it with
+that of any path, or of the KV cache, by the two log-sums.
 
 To add a path: write a module with `attend`, name it in `config.ATTENTION_PATHS`, choose it in paths.py, and compare its
 output and every gradient with the reference, as in tests/model/test_attention.py. If its cost differs, flops.py has to

@@ -52,8 +52,8 @@ def gradients(
 ) -> tuple[TileGradients, jax.Array]:
     """(the gradients of one tile, the scratch for the next).
 
-    Needs the log-sum-exp over all tiles, d_output, d_dot = Σ d_output·output, and a scratch from `skew.make_scratch` or
-    from the tile before.
+    Needs the log-sum-exp over all tiles, d_output, d_dot (see `online_softmax.gradients`), and a scratch from
+    `skew.make_scratch` or from the tile before.
     """
     score_BCJ = _scores(tile)
     accum_dtype, compute_dtype = score_BCJ.dtype, tile.query_BCK.dtype

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from adaptive_span_jax.model.attention.reference import lowest
 from adaptive_span_jax.model.dropout import Dropout
 from adaptive_span_jax.model.span import on_ramp, soft_mask
 
@@ -57,9 +58,9 @@ class SoftmaxGradients(NamedTuple):
 def start(score_dtype: jnp.dtype, shape: tuple[int, ...]) -> Running:
     """The softmax over no keys, for an output of this shape."""
     rows = (*shape[:-1], 1)
-    # Far below any score, but finite: differences of two such values must not be NaN.
-    lowest = jnp.full(rows, jnp.finfo(score_dtype).min / 4, score_dtype)
-    return Running(lowest, jnp.zeros(rows, score_dtype), jnp.zeros(shape, score_dtype))
+    return Running(
+        jnp.full(rows, lowest(score_dtype), score_dtype), jnp.zeros(rows, score_dtype), jnp.zeros(shape, score_dtype)
+    )
 
 
 def accumulate(
@@ -85,7 +86,10 @@ def finish(running: Running) -> tuple[jax.Array, jax.Array]:
 def gradients(
     score: jax.Array, pairs: Pairs, ramp: int, log_sum: jax.Array, d_weight: jax.Array, d_dot: jax.Array
 ) -> SoftmaxGradients:
-    """The gradients of one tile, given those of its weights after dropout and `d_dot` = Σ d_output·output."""
+    """The gradients of one tile, given those of its weights after dropout and `d_dot`.
+
+    `d_dot` is Σ d_output·output − d_log_sum.
+    """
     # Where the ramp ends, m is 0 but its derivative is not, and the score there is unbounded.
     cap = math.log(float(jnp.finfo(score.dtype).max)) / 2
     exponential = jnp.exp(jnp.minimum(score - log_sum, cap))

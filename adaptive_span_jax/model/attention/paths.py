@@ -1,9 +1,8 @@
 """Which path computes the attention: the one that was asked for, or the fastest that can."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import jax
 from jax.typing import DTypeLike
 
 from adaptive_span_jax.config import Config
@@ -24,10 +23,20 @@ _PATHS = {"fused": fused.attend, "per_head": per_head.attend, "plain": reference
 
 
 def choose(
-    asked: str, segment: int, width: int, heads: int, limit: int, ring: int, dtype: DTypeLike, platform: str
+    asked: str,
+    segment: int,
+    width: int,
+    heads: int,
+    limit: int,
+    ring: int,
+    dtype: DTypeLike,
+    platform: str,
+    persistent: int = 0,
 ) -> Choice:
     """The path of `model.attention` for one layer's sizes; on its own, fused where it can be."""
     unsupported = fused.unsupported(segment, width, heads, limit, ring, dtype)
+    if persistent:
+        unsupported = f"model.persistent = {persistent} is not yet supported by the fused kernels"
     if asked == "fused" and unsupported:
         raise UserError(f"config.model.attention is fused, but {unsupported}; use auto or per_head")
     if asked == "fused" or (asked == "auto" and platform == "tpu" and not unsupported):
@@ -43,7 +52,17 @@ def choose_for(config: Config, platform: str) -> Choice:
     """The path that a run takes."""
     sizes, segment, limit = config.model, config.train.segment, config.span.limit
     ring = ring_rows(limit, segment)
-    return choose(sizes.attention, segment, sizes.width, sizes.heads, limit, ring, sizes.compute_dtype, platform)
+    return choose(
+        sizes.attention,
+        segment,
+        sizes.width,
+        sizes.heads,
+        limit,
+        ring,
+        sizes.compute_dtype,
+        platform,
+        sizes.persistent,
+    )
 
 
 def describe(choice: Choice) -> str:
@@ -53,7 +72,7 @@ def describe(choice: Choice) -> str:
 
 
 def attend_by(
-    asked: str, segment: int, width: int, heads: int, limit: int, ring: int, dtype: DTypeLike
-) -> Callable[..., jax.Array]:
+    asked: str, segment: int, width: int, heads: int, limit: int, ring: int, dtype: DTypeLike, persistent: int = 0
+) -> Callable[..., Any]:
     """`attend` of the chosen path, on the platform that is traced for."""
-    return _PATHS[choose(asked, segment, width, heads, limit, ring, dtype, sharding.platform()).name]
+    return _PATHS[choose(asked, segment, width, heads, limit, ring, dtype, sharding.platform(), persistent).name]

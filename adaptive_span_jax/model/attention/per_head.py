@@ -43,8 +43,8 @@ def attend(
     ramp: int,
     valid_length: jax.Array | None = None,
     dropout: Dropout | None = None,
-) -> jax.Array:
-    """Each head's weighted average of the values it sees, output_BTHK; arguments as in `reference.attend`."""
+) -> tuple[jax.Array, jax.Array]:
+    """(output_BTHK, log_sum_BTH); arguments and results as in `reference.attend`."""
     streams, length = query_BTHK.shape[:2]
     chunk = min(NEAR, length)
     padding = -length % chunk
@@ -66,7 +66,8 @@ def attend(
         far=far_shape,
     )
     stream_shards = cpu.stream_shards(sharding.streams_per_device(streams))
-    return _attend(ramp, stream_shards, inputs)[:, :length]
+    output_BTHK, log_sum_BTH = _attend(ramp, stream_shards, inputs)
+    return output_BTHK[:, :length], log_sum_BTH[:, :length]
 
 
 class _Residuals(NamedTuple):
@@ -84,11 +85,13 @@ _RESIDUAL_AXES: Any = _Residuals(*[0] * len(_Residuals._fields))  # pyrefly: ign
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(ramp: int, stream_shards: int, inputs: Inputs) -> jax.Array:
+def _attend(ramp: int, stream_shards: int, inputs: Inputs) -> tuple[jax.Array, jax.Array]:
     return _forward(ramp, stream_shards, inputs)[0]
 
 
-def _forward(ramp: int, stream_shards: int, inputs: Inputs) -> tuple[jax.Array, tuple[Inputs, _Residuals]]:
+def _forward(
+    ramp: int, stream_shards: int, inputs: Inputs
+) -> tuple[tuple[jax.Array, jax.Array], tuple[Inputs, _Residuals]]:
     def forward(inputs: Inputs) -> _Residuals:
         shards = inputs.shards(stream_shards)
         context_BJD = near.context(inputs)
@@ -106,16 +109,21 @@ def _forward(ramp: int, stream_shards: int, inputs: Inputs) -> tuple[jax.Array, 
 
     forward = sharding.per_device(forward, inputs.stream_B.size, (_axes(inputs),), _RESIDUAL_AXES)
     residuals = forward(inputs)
-    return residuals.output_BTHK, (inputs, residuals)
+    log_sum_BTH = jnp.moveaxis(residuals.log_sum_BHT1[..., 0], 1, 2)
+    return (residuals.output_BTHK, log_sum_BTH), (inputs, residuals)
 
 
 def _backward(
-    ramp: int, stream_shards: int, saved: tuple[Inputs, _Residuals], d_output_BTHK: jax.Array
+    ramp: int, stream_shards: int, saved: tuple[Inputs, _Residuals], d_results: tuple[jax.Array, jax.Array]
 ) -> tuple[Inputs]:
-    def backward(inputs: Inputs, residuals: _Residuals, d_output_BTHK: jax.Array) -> InputGradients:
+    def backward(
+        inputs: Inputs, residuals: _Residuals, d_output_BTHK: jax.Array, d_log_sum_BTH: jax.Array
+    ) -> InputGradients:
         shards, accum_dtype = inputs.shards(stream_shards), residuals.log_sum_BHT1.dtype
         output_BTHK, log_sum_BHT1, *near_residuals = residuals
         d_dot_BTH1 = (d_output_BTHK.astype(accum_dtype) * output_BTHK.astype(accum_dtype)).sum(axis=-1, keepdims=True)
+        # A score's gradient is weight · (d_weight − d_dot + d_log_sum).
+        d_dot_BTH1 -= d_log_sum_BTH[..., None]
         d_output_BHTK, d_dot_BHT1 = (jnp.moveaxis(array, 1, 2) for array in (d_output_BTHK, d_dot_BTH1))
         log_sum, d_output, d_dot = (split(array, stream_shards) for array in (log_sum_BHT1, d_output_BHTK, d_dot_BHT1))
         of_shards = zip(
@@ -128,8 +136,8 @@ def _backward(
     axes = _axes(inputs)
     gradient_axes = InputGradients(*(getattr(axes, name) for name in InputGradients._fields))
     gradient_axes = jax.tree.map(lambda axis: sharding.PSUM if axis == sharding.REPLICATED else axis, gradient_axes)
-    backward = sharding.per_device(backward, inputs.stream_B.size, (axes, _RESIDUAL_AXES, 0), gradient_axes)
-    grads = backward(*saved, d_output_BTHK)
+    backward = sharding.per_device(backward, inputs.stream_B.size, (axes, _RESIDUAL_AXES, 0, 0), gradient_axes)
+    grads = backward(*saved, *d_results)
     # Memory, stream numbers and dropout have no gradient.
     none: Any = dict.fromkeys(Inputs._fields) | {"far": inputs.far}
     return (Inputs(**none | grads._asdict()),)

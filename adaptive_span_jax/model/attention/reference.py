@@ -10,6 +10,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from adaptive_span_jax.model.attention.skew import band_by_distance, band_by_key
 from adaptive_span_jax.model.dropout import Dropout
@@ -29,17 +30,21 @@ def attend(
     ramp: int,
     valid_length: jax.Array | None = None,
     dropout: Dropout | None = None,
-) -> jax.Array:
-    """Each head's weighted average of the values it sees: output_BTHK.
+) -> tuple[jax.Array, jax.Array]:
+    """(each head's weighted average of the values it sees: output_BTHK, log Σ m·exp(s) over them: log_sum_BTH).
 
-    `z_BTH` may have size 1 in B and T. `valid_length` is how many positions before the segment hold real states; if it
-    is given, positions before those are not attended to. Memory has no gradient, but its projections do, as published.
+    The log-sum is in float32 at least. For a query that sees nothing, the average is 0 and the log-sum finite and very
+    low. `z_BTH` may have size 1 in B and T. `valid_length` is how many positions before the segment hold real states;
+    if it is given, positions before those are not attended to. Memory has no gradient, but its projections do, as
+    published.
     """
     streams, length, heads, _ = query_BTHK.shape
     memory_BSD = jax.lax.stop_gradient(memory.to_array()).astype(segment_BTD.dtype)
     context_BJD = jnp.concatenate([memory_BSD, segment_BTD], axis=1)
     value_BJHK = jnp.einsum("BJD,DHK->BJHK", context_BJD, value_DHK)
-    weight_BHTS = weights(query_BTHK, context_BJD, key_DHK, positions_SK, z_BTH, ramp=ramp, valid_length=valid_length)
+    weight_BHTS, log_sum_BHT = weights(
+        query_BTHK, context_BJD, key_DHK, positions_SK, z_BTH, ramp=ramp, valid_length=valid_length
+    )
     if dropout is not None:
         _, head_1H11, query_11T1 = jnp.ogrid[:1, :heads, :length, :1][:3]
         stream_B111 = dropout.streams(streams)[:, None, None, None]
@@ -47,7 +52,7 @@ def attend(
         dropout = dropout.at(stream_B111).at(head_1H11).at(query_11T1).at(distance_S[None, None, None, :])
         weight_BHTS *= dropout.scale()
     weight_BHTJ = band_by_key(weight_BHTS).astype(value_BJHK.dtype)
-    return jnp.einsum("BHTJ,BJHK->BTHK", weight_BHTJ, value_BJHK)
+    return jnp.einsum("BHTJ,BJHK->BTHK", weight_BHTJ, value_BJHK), jnp.moveaxis(log_sum_BHT, 1, 2)
 
 
 def weights(
@@ -59,8 +64,8 @@ def weights(
     *,
     ramp: int,
     valid_length: jax.Array | None = None,
-) -> jax.Array:
-    """How much each query attends to each of the S positions before it, the furthest first: weight_BHTS."""
+) -> tuple[jax.Array, jax.Array]:
+    """(how much each query attends to each of the S positions before it, furthest first: weight_BHTS, log_sum_BHT)."""
     limit, head_width = positions_SK.shape
     length = query_BTHK.shape[1]
     key_BJHK = jnp.einsum("BJD,DHK->BJHK", context_BJD, key_DHK)
@@ -82,8 +87,10 @@ def weights(
     return masked_softmax(score_BHTS, mask_BHTS)
 
 
-def masked_softmax(score: jax.Array, mask: jax.Array) -> jax.Array:
-    """m·exp(s) / Σ m·exp(s) over the last axis; zeros for a row whose mask is all zeros.
+def masked_softmax(score: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(m·exp(s) / Σ m·exp(s), log Σ m·exp(s)) over the last axis.
+
+    For a row whose mask is all zeros, the weights are zeros and the log-sum is finite and very low.
 
     The published code adds 1e-8 to the sum. That leaks a gradient of about 1e-8 into scores beyond the span, which
     Adagrad then scales up to full steps. It would also require computing masked-out scores, so it is left out here.
@@ -96,4 +103,11 @@ def masked_softmax(score: jax.Array, mask: jax.Array) -> jax.Array:
     cap = math.log(float(jnp.finfo(score.dtype).max)) / 2
     weight = mask * jnp.exp(jnp.minimum(score - top, cap))
     total = weight.sum(axis=-1, keepdims=True)
-    return weight / jnp.where(total > 0, total, 1)
+    divisor = jnp.where(total > 0, total, 1)
+    log_sum = jnp.where(total > 0, top + jnp.log(divisor), lowest(score.dtype))
+    return weight / divisor, log_sum[..., 0]
+
+
+def lowest(dtype: DTypeLike) -> float:
+    """The log-sum over nothing: far below any score, but finite, so that differences of two are not NaN."""
+    return float(jnp.finfo(dtype).min / 4)
