@@ -40,6 +40,7 @@ PARTS = (DENSE, FORWARD, BACKWARD, LAYERS, OUTSIDE, COLLECTIVES, CONTROL)
 _LAYER_SCOPE, _BACKWARD_SCOPE, _ATTENTION_SCOPE = "jvp(", "transpose(", "shard_map"
 _COLLECTIVE_OPCODES = ("all-", "reduce-scatter", "collective-")
 _FORWARD_KERNELS, _BACKWARD_KERNELS = ("span_forward", "span_fwd"), ("span_backward", "span_bwd")
+_PERSISTENT_KERNELS = {"persistent_forward": FORWARD, "persistent_backward": BACKWARD}  # no turns depend on spans
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,12 +203,12 @@ def count_step(config: Config, dump: Dump, z_LH: np.ndarray, chips: int) -> Step
 
 
 def kernels(dump: Dump) -> dict[str, KernelCost]:
-    """The pieces of the program's attention kernels, by name; none on the XLA path."""
+    """The pieces of the program's kernels for attention to the context, by name; none on the XLA path."""
     names = (
         instruction.name
         for computation in dump.program.computations.values()
         for instruction in computation.values()
-        if hlo.KERNEL in instruction.attributes
+        if hlo.KERNEL in instruction.attributes and instruction.name.split(".")[0] not in _PERSISTENT_KERNELS
     )
     return {name: KernelCost.of(dump.schedules[name]) for name in names}
 
@@ -305,6 +306,8 @@ class _Counter:
     def _operation(self, instruction: hlo.Instruction, place: _Place) -> Operation:
         name, schedule = instruction.name, self._schedules[instruction.name]
         moved = self._program.traffic(instruction, place.computation)
+        if hlo.KERNEL in instruction.attributes and name.split(".")[0] in _PERSISTENT_KERNELS:
+            return Operation.of(name, _PERSISTENT_KERNELS[name.split(".")[0]], place.runs, count(schedule), moved)
         if hlo.KERNEL in instruction.attributes:
             part = FORWARD if any(kind in name for kind in _FORWARD_KERNELS) else BACKWARD
             if part == BACKWARD and not any(kind in name for kind in _BACKWARD_KERNELS):

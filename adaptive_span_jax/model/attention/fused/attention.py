@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from adaptive_span_jax.model.attention.fused.backward import backward
 from adaptive_span_jax.model.attention.fused.backward_arrays import Gradients, Residuals, vmem_bytes
 from adaptive_span_jax.model.attention.fused.forward import forward
-from adaptive_span_jax.model.attention.fused.layout import VMEM_BYTES, Operands
+from adaptive_span_jax.model.attention.fused.layout import USABLE_VMEM_BYTES, Operands
 from adaptive_span_jax.model.attention.fused.program import Scalars
 from adaptive_span_jax.model.attention.fused.sizes import BLOCK, Sizes, walk
 from adaptive_span_jax.model.dropout import Dropout
@@ -21,8 +21,6 @@ from adaptive_span_jax.runtime import sharding
 
 # Programs unroll their query blocks.
 _LONGEST_SEGMENT = 1024
-# The compiler's own temporaries need some of VMEM too.
-_USABLE_VMEM_BYTES = VMEM_BYTES - 8 * 2**20
 
 
 def unsupported(segment: int, width: int, heads: int, limit: int, ring: int, dtype: DTypeLike) -> str | None:
@@ -51,8 +49,8 @@ def unsupported(segment: int, width: int, heads: int, limit: int, ring: int, dty
         interpret=False,
     )
     needed = vmem_bytes(sizes, dtype, jnp.float32)
-    if needed > _USABLE_VMEM_BYTES:
-        mebibytes = f"{needed / 2**20:.0f} MiB of VMEM, of which {_USABLE_VMEM_BYTES / 2**20:.0f} MiB can be used"
+    if needed > USABLE_VMEM_BYTES:
+        mebibytes = f"{needed / 2**20:.0f} MiB of VMEM, of which {USABLE_VMEM_BYTES / 2**20:.0f} MiB can be used"
         return f"span.limit = {limit} and model.width = {width} would need {mebibytes}"
     return None
 

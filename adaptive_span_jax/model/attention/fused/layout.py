@@ -13,6 +13,8 @@ from adaptive_span_jax.model.attention.fused.sizes import BLOCK, SHORT, Sizes
 # Half of a v5e's VMEM. The position table, its gradient and the weights' gradients stay there for a whole call, more
 # than the compiler's default limit of 16 MiB.
 VMEM_BYTES = 64 * 2**20
+# The compiler's own temporaries need some of it, too.
+USABLE_VMEM_BYTES = VMEM_BYTES - 8 * 2**20
 
 
 class Operands(NamedTuple):
