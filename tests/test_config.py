@@ -17,6 +17,8 @@ NAMES = sorted(path.stem for path in (Path(__file__).parents[1] / "configs").glo
 PARAMETERS = {
     "enwik8": 38_538_541,
     "enwik8_large": 208_910_221,
+    "enwik8_persistent": 114_017_773,
+    "enwik8_persistent_small": 38_501_725,
     "enwik8_small": 6_480_621,
     "text8": 38_357_116,
     "text8_large": 208_638_172,
@@ -40,8 +42,9 @@ def test_every_config_is_valid(name):
 def test_a_config_from_before_a_field_was_added_is_read():
     """Checkpoints hold the config of their time."""
     fields = tiny_fields().to_dict()
-    del fields["evaluate"]["max_tokens"]
-    assert Config.from_dict(fields).evaluate.max_tokens == 0
+    del fields["evaluate"]["max_tokens"], fields["model"]["persistent"]
+    config = Config.from_dict(fields)
+    assert (config.evaluate.max_tokens, config.model.persistent) == (0, 0)
 
 
 @pytest.mark.parametrize("tokens", [-1, 1])
@@ -67,17 +70,19 @@ def test_span_is_the_configs_argument():
         assert load(name, "256").span.kind == name.removeprefix("text8_")
 
 
-# The settings of the published runs, a row each. The last 20,000 steps of the large models are at a tenth of the rate.
+# The settings of the published runs, a row each. From the cooldown on, the learning rate is a tenth.
 PUBLISHED = """
-config          source layers width heads feedforward dropout limit penalty segment warmup  steps cooldown
-enwik8          enwik8     12   512     8        2048     0.3  8192    5e-7     512  32000 600000        0
-text8           text8      12   512     8        2048     0.3  8192    5e-7     512  32000 900000        0
-enwik8_large    enwik8     24   768     8        4096     0.4  8192    5e-7     512  32000 170000   150000
-text8_large     text8      24   768     8        4096     0.4  8192    5e-7     512  32000 270000   250000
-enwik8_small    enwik8      8   256     4        1024     0.0  1024    2e-6     256   8000 150000        0
-text8_fixed     text8      12   512     8        2048     0.3  1024     0.0     512  32000 600000        0
-text8_adaptive  text8      12   512     8        2048     0.3  1024    2e-6     512  32000 600000        0
-text8_dynamic   text8      12   512     8        2048     0.3  1024    2e-6     512  32000 600000        0
+config          source layers width heads feedforward persistent dropout limit penalty segment warmup  steps cooldown
+enwik8          enwik8     12   512     8        2048          0     0.3  8192    5e-7     512  32000 600000        0
+text8           text8      12   512     8        2048          0     0.3  8192    5e-7     512  32000 900000        0
+enwik8_large    enwik8     24   768     8        4096          0     0.4  8192    5e-7     512  32000 170000   150000
+text8_large     text8      24   768     8        4096          0     0.4  8192    5e-7     512  32000 270000   250000
+enwik8_small    enwik8      8   256     4        1024          0     0.0  1024    2e-6     256   8000 150000        0
+text8_fixed     text8      12   512     8        2048          0     0.3  1024     0.0     512  32000 600000        0
+text8_adaptive  text8      12   512     8        2048          0     0.3  1024    2e-6     512  32000 600000        0
+text8_dynamic   text8      12   512     8        2048          0     0.3  1024    2e-6     512  32000 600000        0
+enwik8_persistent_small enwik8 18 512   8        2048       1024     0.3  8192    1e-7     512  32000 480000   450000
+enwik8_persistent enwik8   36   512     8        2048       2048     0.4  8192    1e-7     512  32000 210000   200000
 """
 
 
@@ -91,7 +96,10 @@ def test_published_settings(name, row):
     config = load(name)
     assert config.data.source == row["source"]
     found = {
-        **{field: getattr(config.model, field) for field in ("layers", "width", "heads", "feedforward", "dropout")},
+        **{
+            field: getattr(config.model, field)
+            for field in ("layers", "width", "heads", "feedforward", "persistent", "dropout")
+        },
         **{field: getattr(config.span, field) for field in ("limit", "penalty")},
         "segment": config.train.segment,
         "warmup": config.train.warmup_steps,
@@ -120,6 +128,7 @@ def test_every_published_config_has_a_row():
         (lambda c: c.span.__setattr__("kind", "wide"), r"config\.span\.kind is 'wide'; it must be one of fixed"),
         (lambda c: c.data.__setattr__("splits", (0.5, 0.1, 0.1)), r"config\.data\.splits is .* sum to 1"),
         (lambda c: c.__setattr__("seed", -1), r"config\.seed is -1"),
+        (lambda c: c.model.__setattr__("persistent", -1), r"config\.model\.persistent is -1; it must be 0 \(none\) or"),
     ],
 )
 def test_wrong_fields_are_named(change, message):

@@ -74,7 +74,9 @@ def write_config(workdir: Path, config: Config) -> None:
 
 def check_same_run(workdir: Path, saved: CheckpointMetadata, config: Config, fingerprint: str) -> list[str]:
     """Raises if a checkpoint is of another model or text; returns the allowed changes, one line each."""
-    changed = differences(saved.config, strict_json.loads(config.to_json()))
+    # A field that was added since the checkpoint was written has its default there.
+    before, now = (strict_json.loads(each.to_json()) for each in (Config.from_dict(saved.config), config))
+    changed = differences(before, now)
     rejected = [line for line in changed if not is_mutable(line.partition(":")[0].removeprefix("config."))]
     if rejected:
         raise UserError(

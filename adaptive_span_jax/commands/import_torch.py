@@ -17,7 +17,10 @@ def import_torch(file: Path, directory: Path, fields: Mapping[str, Any] | None, 
         {
             "model": f"{counted(config.model.layers, 'layer')} of width {config.model.width}, "
             f"{counted(config.model.heads, 'head')}, {config.span.kind} spans of at most "
-            f"{counted(config.span.limit, 'position')}",
+            f"{counted(config.span.limit, 'position')}"
+            + (
+                f", {counted(config.model.persistent, 'persistent vector')} per head" if config.model.persistent else ""
+            ),
             "from the config": f"ramp {config.span.ramp}, segment {config.train.segment}, dropout "
             f"{config.model.dropout}, penalty {config.span.penalty}",
             "not in the file": "memory (starts empty) and position in the text (starts at 0)",

@@ -297,7 +297,10 @@ def _show_start(
             + (f", {jax.process_count()} processes" if jax.process_count() > 1 else ""),
             "model": f"{transformer.parameter_count(state.params):,} parameters, "
             f"{counted(config.model.layers, 'layer')}, {config.span.kind} spans of at most "
-            f"{counted(config.span.limit, 'position')}",
+            f"{counted(config.span.limit, 'position')}"
+            + (
+                f", {counted(config.model.persistent, 'persistent vector')} per head" if config.model.persistent else ""
+            ),
             "attention": paths.describe(paths.choose_for(config, device.platform)),
             "text": f"{corpus.name}: {parts} tokens (train + dev + test), fingerprint {corpus.fingerprint}",
             "vocabulary": f"{counted(len(corpus.vocabulary), 'symbol')}; order-2 entropy of train {entropy:.3f} bits "

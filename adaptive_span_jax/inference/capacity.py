@@ -7,7 +7,7 @@ from jax.sharding import Mesh
 
 from adaptive_span_jax.inference.decoder import CachedDecoder
 from adaptive_span_jax.runtime import sharding
-from adaptive_span_jax.runtime.capacity import activation_bytes, check, named_fields, placed
+from adaptive_span_jax.runtime.capacity import activation_bytes, check, model_fields, named_fields, placed
 
 
 def check_reading(decoder: CachedDecoder, streams: int, positions: int, mesh: Mesh, field: str) -> None:
@@ -16,7 +16,7 @@ def check_reading(decoder: CachedDecoder, streams: int, positions: int, mesh: Me
     shapes = jax.eval_shape(lambda: decoder.cache_of(streams, 0))
     cache = jax.tree.map(placed, shapes, _broadcast(decoder.cache_sharding(streams, mesh), shapes))
     vocabulary = decoder.weights["embedding_VD"].shape[0]
-    sizes = named_fields(config, "model.layers", "model.width", "model.feedforward")
+    sizes = model_fields(config)
     check(
         mesh,
         f"{field} = {streams}",

@@ -100,6 +100,8 @@ class LoadedModel:
         """32 hex digits of a SHA-256 over everything that probabilities depend on."""
         model, span = self.config.model, self.config.span
         fields = [model.heads, model.compute_dtype, model.mask_empty_memory, span.kind, span.limit, span.ramp]
+        if model.persistent:  # not in the hashes of models without, which files compressed earlier contain
+            fields.append(model.persistent)
         digest = hashlib.sha256(json.dumps(fields).encode())
         digest.update(b"".join(self.vocabulary))
         for leaf in jax.tree.leaves(self.decoder.weights):

@@ -23,7 +23,7 @@ from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.inference.loaded_model import READ_ONLY
 from adaptive_span_jax.interop import published_checkpoint
 from adaptive_span_jax.interop.published_checkpoint import PublishedCheckpoint
-from adaptive_span_jax.interop.published_weights import from_published, to_published
+from adaptive_span_jax.interop.published_weights import from_published, is_persistent, to_published
 from adaptive_span_jax.model.transformer import Params
 from adaptive_span_jax.runtime import sharding, storage, strict_json
 from adaptive_span_jax.runtime.command_line import CONFIGS
@@ -32,6 +32,7 @@ from adaptive_span_jax.training.state import TrainState, abstract_state, create_
 
 # Fields of a published file that a run does not have; kept so that exporting restores the file exactly.
 _EXTRA = "published.json"
+_CARRIED = ("logger", "parts", "integer_steps")
 
 
 def from_torch(file: Path, directory: Path, fields: Mapping[str, Any] | None, changes: Mapping[str, Any]) -> Config:
@@ -70,7 +71,7 @@ def from_torch(file: Path, directory: Path, fields: Mapping[str, Any] | None, ch
         checkpoints.save(to_trees(TrainState(step, params, opt_state, state.memory)), about)
         checkpoints.finish()
     workdir.write_config(directory, config)
-    extra = {"updates": published.updates, "iteration": published.iteration, "logger": published.logger}
+    extra = {name: getattr(published, name) for name in ("updates", "iteration", *_CARRIED)}
     storage.write_text(directory / _EXTRA, strict_json.dumps(extra, default=str) + "\n")
     return config
 
@@ -89,12 +90,14 @@ def to_torch(file: Path, directory: Path, which: str) -> int:
     state = jax.device_get(restore_state(checkpoints, saved.step, abstract))
     adagrad = next(part for part in state.opt_state if isinstance(part, AdagradState))
     sums: Any = adagrad.sum_of_squares
-    iteration, logger = saved.step - 1, {}
+    iteration = saved.step - 1
+    carried: dict[str, Any] = {"logger": {}}
     if (directory / _EXTRA).exists():
         extra = strict_json.loads((directory / _EXTRA).read_text())
         # The number of updates per published iteration, to continue its count.
         each = max(extra["updates"] // (extra["iteration"] + 1), 1)
-        iteration, logger = extra["iteration"] + (saved.step - extra["updates"]) // each, extra["logger"]
+        iteration = extra["iteration"] + (saved.step - extra["updates"]) // each
+        carried = {name: extra[name] for name in _CARRIED if name in extra}  # earlier versions kept only the logger
     published = PublishedCheckpoint(
         to_published(state.params),
         to_published(sums),
@@ -102,7 +105,7 @@ def to_torch(file: Path, directory: Path, which: str) -> int:
         iteration,
         config.train.learning_rate,
         config.train.clip,
-        logger,
+        **carried,
     )
     published_checkpoint.write(published, file)
     return saved.step
@@ -125,7 +128,7 @@ def _config(published: PublishedCheckpoint, fields: Mapping[str, Any] | None, ch
         "model.layers": len({name.split(".")[1] for name in weights if name.startswith("layers.")}),
         "model.width": width,
         "model.heads": width // head_width,
-        "model.feedforward": weights["layers.0.ff.fc1.weight"].shape[0],
+        **_inner_size(weights),
         "span.kind": "adaptive" if any("adaptive_span" in name for name in weights) else "fixed",
         "span.limit": limit,
         "train.learning_rate": published.learning_rate,
@@ -135,6 +138,12 @@ def _config(published: PublishedCheckpoint, fields: Mapping[str, Any] | None, ch
         if name in sizes and value != sizes[name]:
             raise UserError(f"--config.{name}={value} contradicts the checkpoint, in which {name} is {sizes[name]}")
     return Config().changed(_flat(fields) | dict(changes) | sizes)
+
+
+def _inner_size(weights: Mapping[str, np.ndarray]) -> dict[str, int]:
+    if is_persistent(weights):
+        return {"model.persistent": weights["layers.0.attn.attn.persistent_memory.key"].shape[2]}
+    return {"model.feedforward": weights["layers.0.ff.fc1.weight"].shape[0], "model.persistent": 0}
 
 
 def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:

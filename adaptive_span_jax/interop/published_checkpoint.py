@@ -1,8 +1,9 @@
 """A checkpoint file of the published PyTorch code ↔ arrays under published names. The only file that knows torch.
 
 iter_no, scheduler_iter    iterations and updates so far
-model                      weights; every name starts with `module.`; mask_template is a constant, not a weight
-optimizer                  Adagrad's sums, numbered in the order of the weights
+model                      weights; every name starts with `module.`; mask_template is a constant, not a weight. With
+                           persistent vectors, the span is listed twice: also below persistent_memory
+optimizer                  Adagrad's sums, numbered in the order of the weights, each listed once
 logger                     curves for plotting, which are carried along
 """
 
@@ -15,20 +16,29 @@ from typing import Any
 import numpy as np
 
 from adaptive_span_jax.errors import UserError
+from adaptive_span_jax.interop.published_weights import is_persistent
 from adaptive_span_jax.runtime import storage
 from adaptive_span_jax.runtime.command_line import install_command
 
 _PREFIX = "module."
-_TEMPLATE = "attn.attn.adaptive_span._mask.mask_template"
+_TEMPLATE = "adaptive_span._mask.mask_template"
 
 # Weights outside and inside layers, in the order of the published code.
 _OUTER = ("key_pe", "in_emb.weight", "out_emb.weight", "out_emb.bias")
-_SPAN = "attn.attn.adaptive_span._mask.current_val"
+_SPAN = "adaptive_span._mask.current_val"
+_IN_ATTENTION, _IN_PERSISTENT = "attn.attn.", "attn.attn.persistent_memory."
+_PERSISTENT = (f"{_IN_PERSISTENT}key", f"{_IN_PERSISTENT}val")
 _INNER = (
     *(f"attn.proj_{name}.weight" for name in ("query", "out", "val", "key")),
-    *("norm1.weight", "norm1.bias", "ff.fc1.weight", "ff.fc1.bias", "ff.fc2.weight", "ff.fc2.bias"),
+    *("norm1.weight", "norm1.bias"),
+)
+_FEEDFORWARD = (
+    *("ff.fc1.weight", "ff.fc1.bias", "ff.fc2.weight", "ff.fc2.bias"),
     *("norm2.weight", "norm2.bias"),
 )
+
+# The parts of a file, in the order in which files made here have them.
+_PARTS = ("iter_no", "model", "logger", "optimizer", "scheduler_iter")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +52,8 @@ class PublishedCheckpoint:
     learning_rate: float
     clip: float
     logger: dict[str, Any]
+    parts: tuple[str, ...] = _PARTS  # of the file, in order
+    integer_steps: bool = False  # how the optimizer counts updates: old versions of PyTorch have no tensor for it
 
 
 def read(path: Path) -> PublishedCheckpoint:
@@ -57,7 +69,7 @@ def read(path: Path) -> PublishedCheckpoint:
         raise UserError(
             f"{path} is not a PyTorch checkpoint that torch.load(weights_only=True) accepts ({reason})"
         ) from error
-    missing = {"model", "optimizer", "scheduler_iter", "iter_no"} - set(found if isinstance(found, dict) else ())
+    missing = {*_PARTS} - {"logger"} - set(found if isinstance(found, dict) else ())
     if missing:
         raise UserError(f"{path} is not a checkpoint of the published code: it has no {', '.join(sorted(missing))}")
     weights = {
@@ -65,6 +77,10 @@ def read(path: Path) -> PublishedCheckpoint:
         for name, tensor in found["model"].items()
         if not name.endswith(_TEMPLATE)
     }
+    for name in [name for name in weights if name.endswith(_IN_PERSISTENT + _SPAN)]:
+        again, span = weights.pop(name), weights.get(name.replace(_IN_PERSISTENT, _IN_ATTENTION))
+        if span is None or not np.array_equal(again, span):
+            raise UserError(f"{path} has a span in {name} that differs from the one of the same layer's attention")
     _check_names(weights, path)
     # Numbered in the order of the model's weights.
     state, (group,) = found["optimizer"]["state"], found["optimizer"]["param_groups"]
@@ -79,6 +95,8 @@ def read(path: Path) -> PublishedCheckpoint:
         float(group["lr"]),
         float(group["grad_clip"]),
         found.get("logger") or {},
+        tuple(name for name in found if name in _PARTS),
+        isinstance(state[0]["step"], int),
     )
 
 
@@ -88,13 +106,25 @@ def write(checkpoint: PublishedCheckpoint, path: Path) -> None:
     names = _names(checkpoint.weights)
     limit = checkpoint.weights["key_pe"].shape[2]
     model = {}
+
+    def put_span(module: str, span: np.ndarray) -> None:
+        model[module + _SPAN] = _tensor(torch, span)
+        model[module + _TEMPLATE] = torch.arange(1 - limit, 1, dtype=torch.float32)
+
     for name in names:
-        model[_PREFIX + name] = _tensor(torch, checkpoint.weights[name])
         if name.endswith(_SPAN):
-            layer = name.removesuffix(_SPAN)
-            model[_PREFIX + layer + _TEMPLATE] = torch.arange(1 - limit, 1, dtype=torch.float32)
+            put_span(_PREFIX + name.removesuffix(_SPAN), checkpoint.weights[name])
+            continue
+        model[_PREFIX + name] = _tensor(torch, checkpoint.weights[name])
+        layer = name.removesuffix(_PERSISTENT[-1])
+        if layer != name and layer + _IN_ATTENTION + _SPAN in names:
+            put_span(_PREFIX + layer + _IN_PERSISTENT, checkpoint.weights[layer + _IN_ATTENTION + _SPAN])
+    updates = checkpoint.updates
     state = {
-        number: {"step": torch.tensor(float(checkpoint.updates)), "sum": _tensor(torch, checkpoint.sums[name])}
+        number: {
+            "step": updates if checkpoint.integer_steps else torch.tensor(float(updates)),
+            "sum": _tensor(torch, checkpoint.sums[name]),
+        }
         for number, name in enumerate(names)
     }
     group = {
@@ -113,7 +143,9 @@ def write(checkpoint: PublishedCheckpoint, path: Path) -> None:
     }
     try:
         with storage.replacing(path) as new:
-            torch.save(content, new, _use_new_zipfile_serialization=False)  # as released; any torch reads it
+            torch.save(
+                {name: content[name] for name in checkpoint.parts}, new, _use_new_zipfile_serialization=False
+            )  # as released; any torch reads it
     except (OSError, RuntimeError) as error:
         raise UserError(f"{path} cannot be written ({error})") from error
 
@@ -121,22 +153,20 @@ def write(checkpoint: PublishedCheckpoint, path: Path) -> None:
 def _names(weights: dict[str, np.ndarray]) -> list[str]:
     """The names of a model of this size, in published order."""
     layers = len({name.split(".")[1] for name in weights if name.startswith("layers.")})
-    adaptive = f"layers.0.{_SPAN}" in weights
-    inner = (_SPAN, *_INNER) if adaptive else _INNER
+    span = _IN_ATTENTION + _SPAN
+    inner = (span,) if f"layers.0.{span}" in weights else ()
+    inner += (*_PERSISTENT, *_INNER) if is_persistent(weights) else (*_INNER, *_FEEDFORWARD)
     return [*_OUTER, *(f"layers.{layer}.{name}" for layer in range(layers) for name in inner)]
 
 
 def _check_names(weights: dict[str, np.ndarray], path: Path) -> None:
     expected = set(_names(weights))
     strange, missing = sorted(set(weights) - expected), sorted(expected - set(weights))
-    for part, kind in (
-        ("persistent", "a persistent-memory model"),
-        ("_emb.", "a model with adaptive input and softmax"),
-    ):
-        if any(part in name for name in strange):
-            raise UserError(
-                f"{path} is {kind} ({_few(strange)}); only plain adaptive- and fixed-span models are supported"
-            )
+    if any("_emb." in name for name in strange):
+        raise UserError(
+            f"{path} is a model with adaptive input and softmax ({_few(strange)}), as trained on words; only models "
+            "with one embedding and one output layer are supported"
+        )
     if strange or missing:
         raise UserError(f"{path} has another kind of model. Unknown: {_few(strange)}. Missing: {_few(missing)}")
 

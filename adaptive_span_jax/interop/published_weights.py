@@ -1,7 +1,7 @@
 """The published code's names and layouts of weights ↔ our parameter tree. Pure numpy renaming and reshaping.
 
 Published linear weights are [out, in]; ours are [in, …out]. Published positions are [1, K, S] with distance 1 in the
-last column; ours are [S, K] with distance 1 first.
+last column; ours are [S, K] with distance 1 first. Persistent vectors have the same layouts in both.
 """
 
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ import numpy as np
 from adaptive_span_jax.model.transformer import LAYERS, Params
 
 _SPAN = "attn.attn.adaptive_span._mask.current_val"
+_PERSISTENT = (("key_HKU", "attn.attn.persistent_memory.key"), ("value_HUK", "attn.attn.persistent_memory.val"))
 
 
 def from_published(weights: Mapping[str, np.ndarray], heads: int) -> Params:
@@ -30,23 +31,32 @@ def from_published(weights: Mapping[str, np.ndarray], heads: int) -> Params:
     )
     if f"layers.0.{_SPAN}" in weights:
         attention["span"] = {"span_fraction_H": stack(_SPAN).reshape(layers, heads)}
+    stacked: Params = {
+        "attention": attention,
+        "attention_norm": {"scale": stack("norm1.weight"), "bias": stack("norm1.bias")},
+    }
+    if is_persistent(weights):
+        attention["persistent"] = {ours: stack(theirs) for ours, theirs in _PERSISTENT}
+    else:
+        stacked["feedforward"] = {
+            "expand_DF": stack("ff.fc1.weight").transpose(0, 2, 1),
+            "expand_bias_F": stack("ff.fc1.bias"),
+            "contract_FD": stack("ff.fc2.weight").transpose(0, 2, 1),
+            "contract_bias_D": stack("ff.fc2.bias"),
+        }
+        stacked["feedforward_norm"] = {"scale": stack("norm2.weight"), "bias": stack("norm2.bias")}
     return {
         "embedding_VD": np.asarray(weights["in_emb.weight"]),
         "positions_SK": np.asarray(weights["key_pe"])[0, :, ::-1].T,
         "output_DV": np.asarray(weights["out_emb.weight"]).T,
         "output_bias_V": np.asarray(weights["out_emb.bias"]),
-        LAYERS: {
-            "attention": attention,
-            "attention_norm": {"scale": stack("norm1.weight"), "bias": stack("norm1.bias")},
-            "feedforward": {
-                "expand_DF": stack("ff.fc1.weight").transpose(0, 2, 1),
-                "expand_bias_F": stack("ff.fc1.bias"),
-                "contract_FD": stack("ff.fc2.weight").transpose(0, 2, 1),
-                "contract_bias_D": stack("ff.fc2.bias"),
-            },
-            "feedforward_norm": {"scale": stack("norm2.weight"), "bias": stack("norm2.bias")},
-        },
+        LAYERS: stacked,
     }
+
+
+def is_persistent(weights: Mapping[str, np.ndarray]) -> bool:
+    """Whether arrays under published names are of an all-attention model, which has no feed-forward."""
+    return f"layers.0.{_PERSISTENT[0][1]}" in weights
 
 
 _PROJECTIONS = (("query", "query"), ("key", "key"), ("value", "val"))
@@ -61,20 +71,26 @@ def to_published(params: Params) -> dict[str, np.ndarray]:
         "out_emb.bias": np.asarray(params["output_bias_V"]),
     }
     stacked = params[LAYERS]
-    attention, feedforward = stacked["attention"], stacked["feedforward"]
+    attention = stacked["attention"]
     layers, width = attention["query_DHK"].shape[:2]
     for i in range(layers):
         layer = {
             "attn.proj_out.weight": attention["output_HKD"][i].reshape(width, width).T,
             "norm1.weight": stacked["attention_norm"]["scale"][i],
             "norm1.bias": stacked["attention_norm"]["bias"][i],
-            "ff.fc1.weight": feedforward["expand_DF"][i].T,
-            "ff.fc1.bias": feedforward["expand_bias_F"][i],
-            "ff.fc2.weight": feedforward["contract_FD"][i].T,
-            "ff.fc2.bias": feedforward["contract_bias_D"][i],
-            "norm2.weight": stacked["feedforward_norm"]["scale"][i],
-            "norm2.bias": stacked["feedforward_norm"]["bias"][i],
         }
+        if "persistent" in attention:
+            layer |= {theirs: attention["persistent"][ours][i] for ours, theirs in _PERSISTENT}
+        else:
+            feedforward, norm = stacked["feedforward"], stacked["feedforward_norm"]
+            layer |= {
+                "ff.fc1.weight": feedforward["expand_DF"][i].T,
+                "ff.fc1.bias": feedforward["expand_bias_F"][i],
+                "ff.fc2.weight": feedforward["contract_FD"][i].T,
+                "ff.fc2.bias": feedforward["contract_bias_D"][i],
+                "norm2.weight": norm["scale"][i],
+                "norm2.bias": norm["bias"][i],
+            }
         for ours, theirs in _PROJECTIONS:
             layer[f"attn.proj_{theirs}.weight"] = attention[f"{ours}_DHK"][i].reshape(width, width).T
         if "span" in attention:

@@ -42,10 +42,12 @@ def cost(config: Config, furthest_z_LH: jax.Array, path: str) -> Cost:
 
 
 def paper_flops(config: Config, average_span: float) -> float:
-    """The paper's "FLOPS": multiply-adds per predicted token, L·(4d² + 2·d·FF + 2·span·d)."""
+    """The paper's "FLOPS": multiply-adds per predicted token, L·(4d² + 2·d·FF + 2·span·d).
+
+    N persistent vectors per head, counted like N more positions of the span, replace the feed-forward network.
+    """
     sizes = config.model
-    projections, feedforward = 4 * sizes.width**2, 2 * sizes.width * sizes.feedforward
-    return sizes.layers * (projections + feedforward + 2 * average_span * sizes.width)
+    return sizes.layers * (4 * sizes.width**2 + _inner(config) + 2 * average_span * sizes.width)
 
 
 def executed_flops(config: Config, z_LH: jax.Array, far: FarShape = _SMALL_TILES) -> jax.Array:
@@ -114,6 +116,10 @@ def _padded(length: int) -> tuple[int, int]:
 
 
 def _dense(config: Config) -> int:
-    """A layer's query and output projections and its feed-forward network."""
-    width = config.model.width
-    return 2 * width**2 + 2 * width * config.model.feedforward
+    """A layer's query and output projections and its feed-forward network or persistent vectors."""
+    return 2 * config.model.width**2 + _inner(config)
+
+
+def _inner(config: Config) -> int:
+    """The feed-forward network of a layer, or what replaces it: scores and averages of persistent vectors."""
+    return 2 * config.model.width * (config.model.persistent or config.model.feedforward)

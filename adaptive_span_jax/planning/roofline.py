@@ -10,10 +10,10 @@ values, so turns come one after the other. That time is assumed too, from what l
 takes. Communication between chips, evaluation and checkpoints are left out.
 
 *Multiply-adds* are ours (flops.py), because a compiler counts a loop whose bounds are values once. Forwards once; the
-backward pass costs twice that, once for the inputs' and once for the weights' gradients; far tiles, and with remat
-everything, are computed once more for it. *Bytes* are those of parameters and optimizer (weights read forwards and
-backwards; gradients written and read; sums of squares and weights read and written), and the compiler's temporaries,
-each written and read once. Far tiles are small enough to stay on the chip.
+backward pass costs twice that, once for the inputs' and once for the weights' gradients; far tiles, scores of
+persistent vectors, and with remat everything, are computed once more for it. *Bytes* are those of parameters and
+optimizer (weights read forwards and backwards; gradients written and read; sums of squares and weights read and
+written), and the compiler's temporaries, each written and read once. Far tiles are small enough to stay on the chip.
 """
 
 import dataclasses
@@ -76,7 +76,8 @@ def step_multiply_adds(config: Config, z_LH: np.ndarray, platform: str) -> float
     near = float(flops.executed_flops(config, lowest_LH, shape))
     far = float(flops.executed_flops(config, jnp.asarray(z_LH, jnp.float32), shape)) - near
     again = int(config.model.remat)
-    return config.train.batch_size * config.train.segment * ((3 + again) * near + (4 + again) * far)
+    persistent = config.model.layers * config.model.width * config.model.persistent
+    return config.train.batch_size * config.train.segment * ((3 + again) * near + (4 + again) * far + persistent)
 
 
 def estimate(

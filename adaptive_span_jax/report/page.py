@@ -152,7 +152,7 @@ def _tables(corpus: str, tables: Sequence[Table]) -> str:
     notes = "".join(f"<p><sup>{number}</sup> {escape(note)}</p>" for number, note in enumerate(FOOTNOTES, 1))
     notes = (
         f'<div class="soft notes">{notes}<p>FLOPS are counted as in the paper: multiply-adds per predicted token, '
-        "L·(4d² + 2·d·FF + 2·span·d).</p></div>"
+        "L·(4d² + 2·d·FF + 2·span·d). With N persistent vectors per head, 2·d·N takes the place of 2·d·FF.</p></div>"
     )
     if any(table.run for table in tables):
         return f'<div class="tables">{shown_tables}{notes}</div>'

@@ -1,4 +1,7 @@
-"""The paper's three tables, with a row for the run in those of its corpus."""
+"""The paper's three tables, with a row for the run in those of its corpus.
+
+Table 2 also has the models that two later papers build on this one, so that a run of their configs finds its like.
+"""
 
 import dataclasses
 from typing import NamedTuple
@@ -11,7 +14,15 @@ LARGE_FOOTNOTE = (
 RECOMPUTE_FOOTNOTE = (
     "T12 and T64 keep no memory: every prediction recomputes all 512 positions, at 512 times the cost of one."
 )
-FOOTNOTES = (LARGE_FOOTNOTE, RECOMPUTE_FOOTNOTE)
+ALL_ATTENTION_FOOTNOTE = (
+    "From Augmenting Self-attention with Persistent Memory (arXiv:1907.01470): N persistent vectors per head and no "
+    "feed-forward network. It gives neither multiply-adds nor the average span."
+)
+SANDWICH_FOOTNOTE = (
+    "From Improving Transformer Models by Reordering their Sublayers (arXiv:1911.03864): the large model with its "
+    "sublayers in another order, which costs the same. It gives no multiply-adds."
+)
+FOOTNOTES = (LARGE_FOOTNOTE, RECOMPUTE_FOOTNOTE, ALL_ATTENTION_FOOTNOTE, SANDWICH_FOOTNOTE)
 
 
 class Row(NamedTuple):
@@ -59,9 +70,12 @@ PUBLISHED = (
             Row("T12", 12, None, 44e6, 22e9, None, 1.11, "2"),
             Row("Transformer-XL", 12, None, 41e6, 64e6, None, 1.06),
             Row("Adaptive-Span (S = 8192)", 12, None, 39e6, 41e6, 1.04, 1.02),
+            Row("All-attention (S = 8192, N = 1024)", 18, None, 39e6, None, 1.03, 1.01, "3"),
             Row("T64", 64, None, 235e6, 120e9, None, 1.06, "2"),
             Row("Transformer-XL", 18, None, 88e6, 329e6, None, 1.03),
+            Row("All-attention (S = 8192, N = 2048)", 36, None, 114e6, None, 1.00, 0.98, "3"),
             Row("Transformer-XL", 24, None, 277e6, 438e6, None, 0.99),
+            Row("Sandwich, Adaptive-Span (S = 8192)", 24, None, 209e6, None, None, 0.968, "4"),
             Row("Adaptive-Span (S = 8192)", 24, None, 209e6, 181e6, 1.00, 0.98, "1"),
         ),
     ),

@@ -23,7 +23,9 @@ _PASSAGE = 120
 class Probe(NamedTuple):
     """Measurements on dev, with memory filled as far as the text allows."""
 
-    weight_LHS: np.ndarray  # attention by distance, averaged over tokens; column x − 1 is distance x
+    # Attention by distance, averaged over tokens; column x − 1 is distance x. What is missing to a sum of 1 is the
+    # attention to persistent vectors.
+    weight_LHS: np.ndarray
     furthest_z_LH: np.ndarray  # each head's z in positions, the largest over tokens
     queries: int  # the number of tokens averaged over
     passage: bytes

@@ -65,8 +65,9 @@ class Run:
         config = self.config
         # Then the text differs slightly from the published one.
         without_newlines = ", newlines dropped" if config.data.newlines == "drop" else ""
+        persistent = f", N = {config.model.persistent}" if config.model.persistent else ""
         return Row(
-            f"this run ({config.span.kind}, S = {config.span.limit}{without_newlines})",
+            f"this run ({config.span.kind}, S = {config.span.limit}{persistent}{without_newlines})",
             config.model.layers,
             self.average_span,
             self.parameters,
@@ -171,7 +172,7 @@ def draw(run: Run) -> list[Drawing]:
     if len(run.spans) > 1:
         steps_N, z_NLH = (np.array([line[name] for line in run.spans]) for name in ("step", "z_LH"))
         found.append(span_history(steps_N, z_NLH, ramp, limit))
-    found.append(attention_patterns(seen.weight_LHS, run.z_LH, ramp, seen.queries))
+    found.append(attention_patterns(seen.weight_LHS, run.z_LH, ramp, seen.queries, run.config.model.persistent))
     found.append(cost_by_limit(run.config, run.z_LH, seen.furthest_z_LH))
     if any("train_bits" in line for line in run.metrics):
         found.append(training_curves(run.metrics, run.unit))

@@ -55,11 +55,15 @@ def _machine_bytes() -> int | None:
 def activation_bytes(
     config: Config, mesh: Mesh, streams: int, positions: int, vocabulary: int, kept_layers: int = 1, groups: int = 1
 ) -> int:
-    """Bytes per device: the input of every layer, and the feed-forward states and logits of one group of streams."""
+    """Bytes per device: the input of every layer, and inner states of kept layers and logits of one group of streams.
+
+    Inner states are those of the feed-forward network or, with persistent vectors, the averages over context and these.
+    """
     sizes = config.model
     by_stream = sharding.by_stream(mesh, streams)
     (here,) = by_stream.shard_shape((streams,))
-    rows = here * sizes.layers * sizes.width + here // groups * (kept_layers * sizes.feedforward + vocabulary)
+    inner = 2 * sizes.width if sizes.persistent else sizes.feedforward
+    rows = here * sizes.layers * sizes.width + here // groups * (kept_layers * inner + vocabulary)
     return positions * rows * jnp.dtype(sizes.compute_dtype).itemsize
 
 
@@ -67,6 +71,12 @@ def named_fields(config: Config, *names: str) -> str:
     """The fields and their values, as written on the command line."""
     values = {name: getattr(getattr(config, name.split(".")[0]), name.split(".")[1]) for name in names}
     return ", ".join(f"config.{name} = {value}" for name, value in values.items())
+
+
+def model_fields(config: Config) -> str:
+    """The fields that the size of the layers' parameters depends on, with their values."""
+    inner = "model.persistent" if config.model.persistent else "model.feedforward"
+    return named_fields(config, "model.layers", "model.width", inner)
 
 
 def placed(shape: jax.ShapeDtypeStruct, at: Any) -> jax.ShapeDtypeStruct:

@@ -35,13 +35,14 @@ def load_init_params(config: Config, vocabulary: tuple[bytes, ...], abstract: Pa
         )
     stored = checkpoints.shapes(step, "params")
     if _shapes(stored) != _shapes(abstract):
-        here = {"model": vars(config.model), "span": vars(config.span)}
-        there = {name: saved.config[name] for name in here}
+        there, here = (
+            {"model": vars(each.model), "span": vars(each.span)} for each in (Config.from_dict(saved.config), config)
+        )
         raise UserError(
             f"config.init_from={directory} has weights of another shape; there → here:\n  "
             + "\n  ".join(differences(there, here))
-            + "\nThe shape depends on model.layers, width, heads and feedforward and on span.kind and limit; set these "
-            "fields to the values of the other run"
+            + "\nThe shape depends on model.layers, width, heads, feedforward and persistent and on span.kind and "
+            "limit; set these fields to the values of the other run"
         )
     order = np.array([known.index(symbol) for symbol in vocabulary])
     place = jax.tree.map(lambda leaf: leaf.sharding, abstract)

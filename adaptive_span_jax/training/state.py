@@ -19,7 +19,7 @@ from adaptive_span_jax.runtime import sharding, terminal
 
 # 16 TiB is far more than any run of this model needs, so a larger size is a typo.
 _LARGEST_BYTES = 2**44
-_SIZES = ("model.layers", "model.width", "model.feedforward", "span.limit", "train.batch_size")
+_SIZES = ("model.layers", "model.width", "model.feedforward", "model.persistent", "span.limit", "train.batch_size")
 
 
 @jax.tree_util.register_dataclass

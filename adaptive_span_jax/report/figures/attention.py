@@ -16,8 +16,7 @@ def short_and_long_head(weight_LHS: np.ndarray, z_LH: np.ndarray) -> tuple[Head,
 
     Heads with non-finite spans or weights are skipped; None if no head remains.
     """
-    distance_S = np.arange(1, weight_LHS.shape[-1] + 1)
-    mean_LH = (weight_LHS * distance_S).sum(axis=-1)
+    mean_LH = _mean_distance(weight_LHS)
     usable = np.flatnonzero(np.isfinite(z_LH) & np.isfinite(mean_LH) & (mean_LH > 0))
     if not usable.size:
         return None
@@ -26,9 +25,18 @@ def short_and_long_head(weight_LHS: np.ndarray, z_LH: np.ndarray) -> tuple[Head,
     return (int(first[0]), int(first[1])), (int(last[0]), int(last[1]))
 
 
+def _mean_distance(weight_S: np.ndarray) -> np.ndarray:
+    """The mean distance of attention to the context; with persistent vectors the weights sum to less than 1."""
+    total = weight_S.sum(axis=-1)
+    return (weight_S * np.arange(1, weight_S.shape[-1] + 1)).sum(axis=-1) / np.where(total > 0, total, 1)
+
+
 @styled
-def attention_patterns(weight_LHS: np.ndarray, z_LH: np.ndarray, ramp: int, queries: int) -> Drawing:
+def attention_patterns(
+    weight_LHS: np.ndarray, z_LH: np.ndarray, ramp: int, queries: int, persistent: int = 0
+) -> Drawing:
     """The paper's Figure 1, for the heads with the shortest and longest span. Column x − 1 of weights: distance x."""
+    rest = ""
     limit = weight_LHS.shape[-1]
     chosen = short_and_long_head(weight_LHS, z_LH)
     figure, axes = panels()
@@ -38,19 +46,24 @@ def attention_patterns(weight_LHS: np.ndarray, z_LH: np.ndarray, ramp: int, quer
         alt = f"Empty: {reason}."
     else:
         _weight_lines(axes, weight_LHS, z_LH, chosen, ramp)
-        distance_S = np.arange(1, limit + 1)
-        means = [(weight_LHS[at] * distance_S).sum() for at in chosen]
+        means = [_mean_distance(weight_LHS[at]) for at in chosen]
         (short_layer, short), (long_layer, long) = chosen
         alt = (
             f"Head {short + 1} of layer {short_layer + 1} looks {means[0]:.0f} positions back on average, "
             f"head {long + 1} of layer {long_layer + 1} {means[1]:.0f}."
         )
+        if persistent:
+            shares = [max(1 - float(weight_LHS[at].sum()), 0) for at in chosen]
+            rest = (
+                f" The rest of their attention, {shares[0]:.0%} and {shares[1]:.0%}, is to their {persistent:,} "
+                "persistent vectors."
+            )
     return Drawing(
         name="attention",
         title="Where a short and a long head look",
         caption=f"Attention by distance, averaged over {queries:,} tokens of dev. Dotted lines are the spans "
-        "(paper, Figure 1).",
-        alt=alt,
+        f"(paper, Figure 1).{rest}",
+        alt=alt + rest,
         figure=figure,
         columns=("distance", "short_head_weight", "long_head_weight"),
         rows=[
