@@ -376,7 +376,7 @@ def _backward_kernel(sizes: Sizes, words_N: Ref, *refs: Ref) -> None:
         grads.query_BTQ[0, rows(i), :] = jnp.transpose(s.d_query_t[:, rows(i)]).astype(sizes.dtype)
 
 
-# ------------------------------------------------------------------------------------------------- what both kernels use
+# ------------------------------------------------------------------------------------------- what both kernels use
 
 
 def _by_head(sizes: Sizes) -> Ref:
