@@ -83,7 +83,9 @@ def test_a_path_that_was_asked_for_is_taken(platform):
         assert choose(asked, platform=platform) == (asked, f"model.attention = {asked}")
 
 
-@pytest.mark.parametrize("module", [enwik8_small, enwik8_large, enwik8_persistent, text8_dynamic, text8_fixed, quickstart])
+@pytest.mark.parametrize(
+    "module", [enwik8_small, enwik8_large, enwik8_persistent, text8_dynamic, text8_fixed, quickstart]
+)
 def test_the_configs_run_the_kernels_on_tpus(module):
     config = Config.from_dict(module.get_config().to_dict())
     assert paths.choose_for(config, "tpu") == ("fused", None)

@@ -137,9 +137,7 @@ def test_bfloat16_is_as_exact_as_xla(head_width):
     squares: dict = {fused_persistent: [], persistent: []}
     for seed in range(8):
         arrays = draw(case, seed)
-        arrays = {
-            name: array if name == "log_sum" else array.astype(jnp.bfloat16) for name, array in arrays.items()
-        }
+        arrays = {name: array if name == "log_sum" else array.astype(jnp.bfloat16) for name, array in arrays.items()}
         expected = exact(arrays, seed, case.rate)
         for path, found_squares in squares.items():
             found = jax.device_get(run(path, arrays, seed, rate=case.rate))
