@@ -3,11 +3,13 @@
 Counted: every bundle that a chip issues, a cycle each, with loops multiplied out. Layers are loops with constant turns.
 What depends on the spans follows from them: the turns of the XLA path's far loops (model/flops.py), and the branches
 and turns of the attention kernel (`kernel_turns`). An operation takes no less than its products take the MXUs. Not
-counted: waiting for HBM or for other chips; the traffic is counted beside the cycles.
+counted: waiting for HBM or for other chips; the traffic is counted beside the cycles. What limits an operation is HBM
+if its traffic takes longer than its schedule, else the unit that is busy for most of its cycles.
 """
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 
 import jax.numpy as jnp
@@ -20,7 +22,7 @@ from adaptive_span_jax.model.attention.inputs import FAR, NEAR
 from adaptive_span_jax.model.memory import WRITE_SCOPE
 from adaptive_span_jax.model.span import reach
 from adaptive_span_jax.planning import hlo
-from adaptive_span_jax.planning.bundles import Block, Branch, Count, Loop, ScheduleError, count
+from adaptive_span_jax.planning.bundles import UNITS, Block, Branch, Count, Loop, ScheduleError, count
 from adaptive_span_jax.planning.dump import Dump
 from adaptive_span_jax.planning.topology import Chip
 
@@ -39,6 +41,7 @@ PARTS = (DENSE, FORWARD, BACKWARD, LAYERS, OUTSIDE, COLLECTIVES, CONTROL)
 # How the program's text names what is counted.
 _LAYER_SCOPE, _BACKWARD_SCOPE, _ATTENTION_SCOPE = "jvp(", "transpose(", "shard_map"
 _COLLECTIVE_OPCODES = ("all-", "reduce-scatter", "collective-")
+MXU, HBM = "MXU", "HBM"  # limits besides UNITS
 _FORWARD_KERNELS, _BACKWARD_KERNELS = ("span_forward", "span_fwd"), ("span_backward", "span_bwd")
 
 
@@ -130,9 +133,15 @@ class Cost:
     cycles: float = 0
     mxu_cycles: float = 0  # in which all MXUs would have to work
     hbm_bytes: float = 0  # read and written
+    units: tuple[float, ...] = (0.0,) * len(UNITS)  # cycles in which all slots of a unit would have to work
 
     def __add__(self, other: "Cost") -> "Cost":
-        return Cost(self.cycles + other.cycles, self.mxu_cycles + other.mxu_cycles, self.hbm_bytes + other.hbm_bytes)
+        return Cost(
+            self.cycles + other.cycles,
+            self.mxu_cycles + other.mxu_cycles,
+            self.hbm_bytes + other.hbm_bytes,
+            tuple(map(operator.add, self.units, other.units)),
+        )
 
     @property
     def mxu_share(self) -> float:
@@ -142,6 +151,16 @@ class Cost:
     def hbm_cycles(self, chip: Chip) -> float:
         """Cycles that moving the bytes takes at the chip's bandwidth."""
         return self.hbm_bytes * clock(chip) / chip.bandwidth
+
+    def with_hbm(self, chip: Chip) -> float:
+        """Cycles if it takes as long as its schedule or its traffic, whichever is longer."""
+        return max(self.cycles, self.hbm_cycles(chip))
+
+    def limit(self, chip: Chip) -> tuple[str, float]:
+        """(HBM or the busiest unit, the share of the time in which it is busy)."""
+        busy = {MXU: self.mxu_cycles, **dict(zip(UNITS, self.units, strict=True)), HBM: self.hbm_cycles(chip)}
+        name = max(busy, key=lambda unit: busy[unit])
+        return name, busy[name] / self.with_hbm(chip)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,13 +172,14 @@ class Operation:
     runs: float  # in one step
     cost: Cost  # of all runs
     assumed: bool = False  # whether loops whose turns are not known were counted as one turn
+    scope: str = ""  # where in the traced program it comes from
 
     @classmethod
-    def of(cls, name: str, part: str, runs: float, counted: Count, hbm_bytes: float) -> "Operation":
+    def of(cls, name: str, part: str, runs: float, counted: Count, hbm_bytes: float, scope: str = "") -> "Operation":
         """An operation from what one run takes: its bundles, but no less than its products take the MXUs."""
-        mxu_cycles = counted.rows / _ROWS_PER_CYCLE
-        cost = Cost(runs * max(counted.cycles, mxu_cycles), runs * mxu_cycles, runs * hbm_bytes)
-        return cls(name, part, runs, cost, bool(counted.unknown))
+        mxu_cycles, units = counted.rows / _ROWS_PER_CYCLE, (counted * runs).units
+        cost = Cost(runs * max(counted.cycles, mxu_cycles), runs * mxu_cycles, runs * hbm_bytes, units)
+        return cls(name, part, runs, cost, bool(counted.unknown), scope)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,9 +197,18 @@ class StepCount:
         """The step by parts."""
         return {part: _sum(each for each in self.operations if each.part == part) for part in PARTS}
 
-    def most_expensive(self, number: int) -> list[Operation]:
-        """The operations that take the most cycles, the first the most."""
-        return sorted(self.operations, key=lambda operation: -operation.cost.cycles)[:number]
+    def most_expensive(self, chip: Chip, number: int) -> list[Operation]:
+        """The operations that take longest, HBM included, the first the longest."""
+        scheduled = (each for each in self.operations if each.cost.cycles)
+        return sorted(scheduled, key=lambda operation: -operation.cost.with_hbm(chip))[:number]
+
+    def limits(self, chip: Chip) -> dict[str, float]:
+        """Cycles of the operations that each unit, or HBM, limits; the most first."""
+        total: dict[str, float] = {}
+        for cost in (each.cost for each in self.operations if each.cost.cycles):
+            unit, _ = cost.limit(chip)
+            total[unit] = total.get(unit, 0.0) + cost.with_hbm(chip)
+        return dict(sorted(total.items(), key=lambda item: -item[1]))
 
     def assumed(self) -> Cost:
         """What operations take in which some loops were counted as one turn."""
@@ -187,8 +216,11 @@ class StepCount:
 
     def with_hbm(self, chip: Chip) -> float:
         """Cycles of the step if each operation takes as long as its schedule or its traffic, whichever is longer."""
-        each = sum(max(one.cost.cycles, one.cost.hbm_cycles(chip)) for one in self.operations if one.cost.cycles)
-        return max(each, self.total.hbm_cycles(chip))
+        return max(sum(self.limits(chip).values()), self.total.hbm_cycles(chip))
+
+    def seconds(self, chip: Chip) -> float:
+        """What a step takes, HBM included."""
+        return self.with_hbm(chip) / clock(chip)
 
 
 def clock(chip: Chip) -> float:
@@ -262,9 +294,9 @@ class _Counter:
         """The scalar code between the operations of a computation."""
         names = self._program.computations[place.computation]
         blocks = {id(block): block for name in names if (block := self._control.get(name))}
-        cycles = sum(block.own.cycles for block in blocks.values())
-        if cycles:
-            yield Operation.of(f"between operations of {place.computation}", CONTROL, place.runs, Count(cycles), 0)
+        counted = sum((block.own for block in blocks.values()), Count())
+        if counted.cycles:
+            yield Operation.of(f"between operations of {place.computation}", CONTROL, place.runs, counted, 0)
 
     def _loop(self, loop: hlo.Instruction, place: _Place) -> Iterator[_Place]:
         """What a loop repeats: its body, or if that has the far loops of a layer in it, all of theirs."""
@@ -313,7 +345,8 @@ class _Counter:
                 counted = KernelCost.of(schedule).total(self._kernel, self._streams)
             except ScheduleError as error:
                 raise ScheduleError(f"{name}: {error}") from error
-            return Operation.of(name, part, place.runs, counted, moved + self._memory_difference(instruction, place))
+            moved += self._memory_difference(instruction, place)
+            return Operation.of(name, part, place.runs, counted, moved, instruction.scope)
         counted = count(schedule)
         if instruction.opcode.startswith(_COLLECTIVE_OPCODES):
             part = COLLECTIVES
@@ -323,7 +356,7 @@ class _Counter:
             part = DENSE
         else:
             part = LAYERS if place.in_layer else OUTSIDE
-        return Operation.of(name, part, place.runs, counted, moved)
+        return Operation.of(name, part, place.runs, counted, moved, instruction.scope)
 
     def _memory_difference(self, kernel: hlo.Instruction, place: _Place) -> float:
         """Bytes of the memory blocks that a kernel reads, less those of the whole memory: its largest operand."""
