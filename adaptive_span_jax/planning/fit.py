@@ -121,8 +121,15 @@ def lower(config: Config, mesh: Mesh) -> jax.stages.Lowered:
     return train_step.lower(state, segment)
 
 
+def program_bytes(compiled: jax.stages.Compiled) -> int:
+    """What a program takes of one chip's memory: arguments, temporaries, and results that reuse no argument."""
+    found: Any = compiled.memory_analysis()
+    kept = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+    return kept + found.temp_size_in_bytes
+
+
 def _compile(lowered: jax.stages.Lowered) -> tuple[int, str]:
-    """(bytes of one chip's memory: arguments, temporaries, and results that reuse no argument; the program's text)."""
+    """(the program's bytes of one chip's memory, its text)."""
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
@@ -131,6 +138,4 @@ def _compile(lowered: jax.stages.Lowered) -> tuple[int, str]:
         if needed is None:
             raise
         return int(float(needed[1]) * {"M": 2**20, "G": GIB}[needed[2]]), ""
-    found: Any = compiled.memory_analysis()
-    kept = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
-    return kept + found.temp_size_in_bytes, compiled.as_text() or ""
+    return program_bytes(compiled), compiled.as_text() or ""
