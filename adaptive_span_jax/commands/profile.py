@@ -30,7 +30,6 @@ from adaptive_span_jax.training.state import abstract_state
 WARM_UP_STEPS = 2  # before the trace: the first ones allocate memory and compile what is not compiled yet
 STEPS = 5  # in the trace
 _SHOWN = 15  # operations, of all that are in the file
-_SOURCE_WIDTH = 60
 
 
 def profile(config: Config, directory: Path) -> int:
@@ -120,7 +119,7 @@ def _table(operations: list[Operation], sources: trace.Sources) -> str:
 
 def _show_operations(operations: list[Operation], sources: trace.Sources) -> None:
     shown, whole = operations[:_SHOWN], sum(operation.seconds for operation in operations)
-    last = [_shortened(sources.get(operation.name, "")) for operation in shown]
+    last = [trace.shortened(sources.get(operation.name, "")) for operation in shown]
     width = max(map(len, last))
     rows = [
         [name, f"{count:,}", f"{seconds * 1e3:,.1f} ms", f"{100 * seconds / whole:.1f} %", source.ljust(width)]
@@ -132,8 +131,3 @@ def _show_operations(operations: list[Operation], sources: trace.Sources) -> Non
         f"{len(operations) - len(shown):,} more operations take "
         f"{100 * sum(operation.seconds for operation in operations[_SHOWN:]) / whole:.1f} %."
     )
-
-
-def _shortened(source: str) -> str:
-    source = source.removeprefix("jit(train_step)/")
-    return source if len(source) <= _SOURCE_WIDTH else f"…{source[1 - _SOURCE_WIDTH :]}"

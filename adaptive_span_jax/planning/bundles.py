@@ -13,12 +13,16 @@ a `delay n` adds n. Waiting for copies from and to HBM is not part of a schedule
 What is taken for granted: a loop's counter starts at 0; a branch that compares the counter of the loop around it (the
 first and last turns of a pipelined loop only start or end copies) is taken as often as that says, any other always, of
 two opposite ones the longer; a loop whose turns depend on values (edges of copied windows, collectives) turns once.
+
+Beside each schedule the compiler writes down how many slots of each unit every bundle uses, and how many there are.
 """
 
 import dataclasses
 import operator
 import re
 from collections.abc import Iterator
+
+import numpy as np
 
 # Bundles that are issued between a jump and its target. The same for v5e, v6e and v5p.
 JUMP_SLOTS = 4
@@ -33,6 +37,10 @@ _PRODUCT = re.compile(r"\bvmatmul\.((?:\w+\.)*?(?:bf16|f32))\b")
 _DEFINITION = re.compile(r"(%[sp]\w+) = (scmp\.\w+|sadd|smov|pnand|por|pneg|pmov)[\w.]* (?:\(!?%\w+\), )?([^;}/]+)")
 _SPILL = re.compile(r"sst \[smem:\[(#allocation\d+_spill)\]\] (%\w+)")
 _RELOAD = re.compile(r"(%\w+) = sld \[smem:\[(#allocation\d+_spill)\]\]")
+
+# Units besides the MXUs: permutes and reductions across lanes, arithmetic, transcendental functions, loads and stores
+# of vectors, and scalars.
+UNITS = ("XLU", "VALU", "EUP", "VLOAD", "VSTORE", "SALU")
 
 # Rows of the left operand that one instruction multiplies: as many as a register has of the type, or half of them
 # (`lmr`). Found from products of known size, whose rows add up.
@@ -60,12 +68,14 @@ class Count:
     cycles: float = 0
     rows: float = 0  # of left operands, multiplied by the MXUs
     unknown: int = 0  # loops that are counted as one turn because their turns depend on values
+    units: tuple[float, ...] = (0.0,) * len(UNITS)  # cycles in which each unit would have to work with all its slots
 
     def __add__(self, other: "Count") -> "Count":
-        return Count(self.cycles + other.cycles, self.rows + other.rows, self.unknown + other.unknown)
+        units = tuple(map(operator.add, self.units, other.units))
+        return Count(self.cycles + other.cycles, self.rows + other.rows, self.unknown + other.unknown, units)
 
     def __mul__(self, times: float) -> "Count":
-        return Count(times * self.cycles, times * self.rows, self.unknown)
+        return Count(times * self.cycles, times * self.rows, self.unknown, tuple(times * unit for unit in self.units))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +134,8 @@ class Branch:
 
 @dataclasses.dataclass(frozen=True)
 class _Bundle:
-    count: Count
+    cycles: int
+    rows: int
     call: str | None
 
 
@@ -158,9 +169,10 @@ class _Turns:
     numbers: tuple[int, ...]
 
 
-def parse(text: str) -> Block:
-    """The tree of a `final_bundles` dump."""
+def parse(text: str, utilization: str = "") -> Block:
+    """The tree of a `final_bundles` dump; `utilization` is the dump of the units that each bundle uses."""
     bundles, jumps = _read_bundles(text)
+    units = _read_units(utilization, len(bundles)) if utilization else np.zeros((len(bundles), len(UNITS)))
     spans = []
     for jump in jumps:
         if jump.target <= jump.at:
@@ -169,7 +181,7 @@ def parse(text: str) -> Block:
             spans.append(_Span(jump.at + 1 + JUMP_SLOTS, jump.target, jump))
     # Outer spans first. A branch that skips a loop starts and ends with it and is the outer one.
     spans.sort(key=lambda span: (span.first, -span.end, span.jump.repeats))
-    return _Builder(bundles, spans, _Scalars(text)).block(0, len(bundles), None)
+    return _Builder(bundles, units, spans, _Scalars(text)).block(0, len(bundles), None)
 
 
 def count(block: Block) -> Count:
@@ -218,7 +230,7 @@ def _read_bundles(text: str) -> tuple[list[_Bundle], list[_Jump]]:
         found += ((at, jump) for jump in jumps)
         delay, call = _DELAY.search(line), _CALL.search(line)
         cycles = 1 + (int(delay[1]) if delay else 0)
-        bundles.append(_Bundle(Count(cycles, sum(map(_rows, _PRODUCT.findall(line)))), call[1] if call else None))
+        bundles.append(_Bundle(cycles, sum(map(_rows, _PRODUCT.findall(line))), call[1] if call else None))
     if not bundles:
         raise ScheduleError("no bundles in the schedule")
     # The last bundle may be where skipped branches continue; its comment then names the operation and no region.
@@ -230,6 +242,17 @@ def _read_bundles(text: str) -> tuple[list[_Bundle], list[_Jump]]:
             raise ScheduleError(f"the jump at bundle {at:#x} leads to region {jump[3]}, which starts nowhere")
         targets.append(_Jump(at, bool(jump[1]), jump[2], target))
     return bundles, targets
+
+
+def _read_units(text: str, bundles: int) -> np.ndarray:
+    """For each bundle, the share of every unit's slots that it uses."""
+    header, found, lines = text.partition("== UTILIZATION:\n")
+    names, slots = (line.replace(",", " ").split() for line in [*header.splitlines(), "", ""][1:3])
+    used = [line.split() for line in lines.splitlines()]
+    if not found or len(used) != bundles or not set(UNITS) <= set(names):
+        raise ScheduleError(f"the units of {len(used)} bundles are written down in another form, for {bundles} bundles")
+    columns = [names.index(unit) for unit in UNITS]
+    return np.array(used, float)[:, columns] / np.array(slots, float)[columns]
 
 
 def _rows(kind: str) -> int:
@@ -326,26 +349,31 @@ class _Scalars:
 class _Builder:
     """Nests spans of bundles into a tree."""
 
-    def __init__(self, bundles: list[_Bundle], spans: list[_Span], scalars: _Scalars):
-        self._bundles, self._spans, self._scalars = bundles, spans, scalars
+    def __init__(self, bundles: list[_Bundle], units: np.ndarray, spans: list[_Span], scalars: _Scalars):
+        self._bundles, self._units, self._spans, self._scalars = bundles, units, spans, scalars
         self._next = 0
 
     def block(self, first: int, end: int, turns: _Turns | None) -> Block:
         """The block of some bundles, at which the loop around them is in one of some turns."""
         parts: list[Loop | Branch] = []
-        own: list[_Bundle] = []
+        own: list[int] = []
         at = first
         while self._next < len(self._spans) and self._spans[self._next].first < end:
             inner = self._spans[self._next]
             if inner.end > end or inner.first < at or inner.jump.at < first:
                 raise ScheduleError(f"the jump at bundle {inner.jump.at:#x} crosses another one")
             self._next += 1
-            own += self._bundles[at : inner.first]
+            own += range(at, inner.first)
             parts.append(self._part(inner, turns))
             at = inner.end
-        own += self._bundles[at:end]
-        total = sum((bundle.count for bundle in own), Count())
-        return Block(total, tuple(parts), tuple(bundle.call for bundle in own if bundle.call is not None))
+        own += range(at, end)
+        bundles = [self._bundles[number] for number in own]
+        total = Count(
+            sum(bundle.cycles for bundle in bundles),
+            sum(bundle.rows for bundle in bundles),
+            units=tuple(self._units[own].sum(axis=0).tolist()),
+        )
+        return Block(total, tuple(parts), tuple(bundle.call for bundle in bundles if bundle.call is not None))
 
     def _part(self, span: _Span, turns: _Turns | None) -> "Loop | Branch":
         jump = span.jump

@@ -4,11 +4,13 @@ Counted: every bundle that a chip issues, a cycle each, with loops multiplied ou
 several of them if `model.sandwich` is set. What depends on the spans follows from those of a scan's own layers: the
 turns of the XLA path's far loops (model/flops.py), and the branches and turns of the attention kernel (`kernel_turns`);
 kernels for persistent vectors do the same at any span. An operation takes no less than its products take the MXUs. Not
-counted: waiting for HBM or for other chips; the traffic is counted beside the cycles.
+counted: waiting for HBM or for other chips; the traffic is counted beside the cycles. What limits an operation is HBM
+if its traffic takes longer than its schedule, else the unit that is busy for most of its cycles.
 """
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 
 import jax.numpy as jnp
@@ -21,7 +23,7 @@ from adaptive_span_jax.model.attention.inputs import FAR, NEAR
 from adaptive_span_jax.model.memory import WRITE_SCOPE
 from adaptive_span_jax.model.span import reach
 from adaptive_span_jax.planning import hlo
-from adaptive_span_jax.planning.bundles import Block, Branch, Count, Loop, ScheduleError, count
+from adaptive_span_jax.planning.bundles import UNITS, Block, Branch, Count, Loop, ScheduleError, count
 from adaptive_span_jax.planning.dump import Dump
 from adaptive_span_jax.planning.topology import Chip
 
@@ -40,6 +42,7 @@ PARTS = (DENSE, FORWARD, BACKWARD, LAYERS, OUTSIDE, COLLECTIVES, CONTROL)
 # How the program's text names what is counted.
 _BACKWARD_SCOPE, _ATTENTION_SCOPE = "transpose(", "shard_map"
 _COLLECTIVE_OPCODES = ("all-", "reduce-scatter", "collective-")
+MXU, HBM = "MXU", "HBM"  # limits besides UNITS
 _FORWARD_KERNELS, _BACKWARD_KERNELS = ("span_forward", "span_fwd"), ("span_backward", "span_bwd")
 _PERSISTENT_KERNELS = {"persistent_forward": FORWARD, "persistent_backward": BACKWARD}
 
@@ -132,9 +135,15 @@ class Cost:
     cycles: float = 0
     mxu_cycles: float = 0  # in which all MXUs would have to work
     hbm_bytes: float = 0  # read and written
+    units: tuple[float, ...] = (0.0,) * len(UNITS)  # cycles in which all slots of a unit would have to work
 
     def __add__(self, other: "Cost") -> "Cost":
-        return Cost(self.cycles + other.cycles, self.mxu_cycles + other.mxu_cycles, self.hbm_bytes + other.hbm_bytes)
+        return Cost(
+            self.cycles + other.cycles,
+            self.mxu_cycles + other.mxu_cycles,
+            self.hbm_bytes + other.hbm_bytes,
+            tuple(map(operator.add, self.units, other.units)),
+        )
 
     @property
     def mxu_share(self) -> float:
@@ -144,6 +153,16 @@ class Cost:
     def hbm_cycles(self, chip: Chip) -> float:
         """Cycles that moving the bytes takes at the chip's bandwidth."""
         return self.hbm_bytes * clock(chip) / chip.bandwidth
+
+    def with_hbm(self, chip: Chip) -> float:
+        """Cycles if it takes as long as its schedule or its traffic, whichever is longer."""
+        return max(self.cycles, self.hbm_cycles(chip))
+
+    def limit(self, chip: Chip) -> tuple[str, float]:
+        """(HBM or the busiest unit, the share of the time in which it is busy)."""
+        busy = {MXU: self.mxu_cycles, **dict(zip(UNITS, self.units, strict=True)), HBM: self.hbm_cycles(chip)}
+        name = max(busy, key=lambda unit: busy[unit])
+        return name, busy[name] / self.with_hbm(chip)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,13 +174,14 @@ class Operation:
     runs: float  # in one step
     cost: Cost  # of all runs
     assumed: bool = False  # whether loops whose turns are not known were counted as one turn
+    scope: str = ""  # where in the traced program it comes from
 
     @classmethod
-    def of(cls, name: str, part: str, runs: float, counted: Count, hbm_bytes: float) -> "Operation":
+    def of(cls, name: str, part: str, runs: float, counted: Count, hbm_bytes: float, scope: str = "") -> "Operation":
         """An operation from what one run takes: its bundles, but no less than its products take the MXUs."""
-        mxu_cycles = counted.rows / _ROWS_PER_CYCLE
-        cost = Cost(runs * max(counted.cycles, mxu_cycles), runs * mxu_cycles, runs * hbm_bytes)
-        return cls(name, part, runs, cost, bool(counted.unknown))
+        mxu_cycles, units = counted.rows / _ROWS_PER_CYCLE, (counted * runs).units
+        cost = Cost(runs * max(counted.cycles, mxu_cycles), runs * mxu_cycles, runs * hbm_bytes, units)
+        return cls(name, part, runs, cost, bool(counted.unknown), scope)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,9 +199,18 @@ class StepCount:
         """The step by parts."""
         return {part: _sum(each for each in self.operations if each.part == part) for part in PARTS}
 
-    def most_expensive(self, number: int) -> list[Operation]:
-        """The operations that take the most cycles, the first the most."""
-        return sorted(self.operations, key=lambda operation: -operation.cost.cycles)[:number]
+    def most_expensive(self, chip: Chip, number: int) -> list[Operation]:
+        """The operations that take longest, HBM included, the first the longest."""
+        scheduled = (each for each in self.operations if each.cost.cycles)
+        return sorted(scheduled, key=lambda operation: -operation.cost.with_hbm(chip))[:number]
+
+    def limits(self, chip: Chip) -> dict[str, float]:
+        """Cycles of the operations that each unit, or HBM, limits; the most first."""
+        total: dict[str, float] = {}
+        for cost in (each.cost for each in self.operations if each.cost.cycles):
+            unit, _ = cost.limit(chip)
+            total[unit] = total.get(unit, 0.0) + cost.with_hbm(chip)
+        return dict(sorted(total.items(), key=lambda item: -item[1]))
 
     def assumed(self) -> Cost:
         """What operations take in which some loops were counted as one turn."""
@@ -189,8 +218,11 @@ class StepCount:
 
     def with_hbm(self, chip: Chip) -> float:
         """Cycles of the step if each operation takes as long as its schedule or its traffic, whichever is longer."""
-        each = sum(max(one.cost.cycles, one.cost.hbm_cycles(chip)) for one in self.operations if one.cost.cycles)
-        return max(each, self.total.hbm_cycles(chip))
+        return max(sum(self.limits(chip).values()), self.total.hbm_cycles(chip))
+
+    def seconds(self, chip: Chip) -> float:
+        """What a step takes, HBM included."""
+        return self.with_hbm(chip) / clock(chip)
 
 
 def clock(chip: Chip) -> float:
@@ -268,9 +300,9 @@ class _Counter:
         """The scalar code between the operations of a computation."""
         names = self._program.computations[place.computation]
         blocks = {id(block): block for name in names if (block := self._control.get(name))}
-        cycles = sum(block.own.cycles for block in blocks.values())
-        if cycles:
-            yield Operation.of(f"between operations of {place.computation}", CONTROL, place.runs, Count(cycles), 0)
+        counted = sum((block.own for block in blocks.values()), Count())
+        if counted.cycles:
+            yield Operation.of(f"between operations of {place.computation}", CONTROL, place.runs, counted, 0)
 
     def _loop(self, loop: hlo.Instruction, place: _Place) -> Iterator[_Place]:
         """What a loop repeats: its body, or if that has the far loops of a layer in it, all of theirs."""
@@ -327,7 +359,7 @@ class _Counter:
             counted = count(schedule)
             if counted.unknown:
                 raise ScheduleError(f"{name}: expected loops with constant turns")
-            return Operation.of(name, part, place.runs, counted, moved)
+            return Operation.of(name, part, place.runs, counted, moved, instruction.scope)
         turns = self._turns(instruction, place)
         if hlo.KERNEL in instruction.attributes:
             part = FORWARD if any(kind in name for kind in _FORWARD_KERNELS) else BACKWARD
@@ -341,7 +373,7 @@ class _Counter:
             except ScheduleError as error:
                 raise ScheduleError(f"{name}: {error}") from error
             moved += self._memory_difference(instruction, place, of_heads)
-            return Operation.of(name, part, place.runs, counted, moved)
+            return Operation.of(name, part, place.runs, counted, moved, instruction.scope)
         counted = count(schedule)
         if instruction.opcode.startswith(_COLLECTIVE_OPCODES):
             part = COLLECTIVES
@@ -351,7 +383,7 @@ class _Counter:
             part = DENSE
         else:
             part = LAYERS if turns else OUTSIDE
-        return Operation.of(name, part, place.runs, counted, moved)
+        return Operation.of(name, part, place.runs, counted, moved, instruction.scope)
 
     def _memory_difference(self, kernel: hlo.Instruction, place: _Place, turns: KernelTurns) -> float:
         """Bytes of the memory blocks that a kernel reads, less those of the whole memory: its largest operand."""

@@ -1,4 +1,4 @@
-"""Whether a run fits a machine that is not here, and about how long it takes: the real train step, compiled for it."""
+"""Whether a run fits a machine that is not here: the real train step, compiled for it."""
 
 import contextlib
 import dataclasses
@@ -36,7 +36,7 @@ _REMEDIES: tuple[dict[str, Any], ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """What the compiled step takes of one chip's memory, in bytes."""
+    """What the compiled step takes of one chip's memory, in bytes, and the program."""
 
     parameters: int
     optimizer: int
@@ -45,6 +45,7 @@ class Fit:
     usable: int
     compile_seconds: float
     processor_seconds: float  # of all cores together, which does not depend on what else runs
+    program: str = ""  # optimized HLO; empty if the compiler gave up because the chip's memory is too small
 
     @property
     def fits(self) -> bool:
@@ -80,7 +81,7 @@ def compile_for(config: Config, machine: Machine, devices: list[jax.Device]) -> 
     state, _ = abstract(config, mesh)
     with terminal.waiting(f"compiling for {machine.topology}"), no_compilation_cache():
         started, worked = time.perf_counter(), time.process_time()
-        total = _total_bytes(lower(config, mesh))
+        total, program = _compile(lower(config, mesh))
     return Fit(
         parameters=sharding.bytes_per_device(state.params),
         optimizer=sharding.bytes_per_device(state.opt_state),
@@ -89,6 +90,7 @@ def compile_for(config: Config, machine: Machine, devices: list[jax.Device]) -> 
         usable=machine.chip.usable_bytes,
         compile_seconds=time.perf_counter() - started,
         processor_seconds=time.process_time() - worked,
+        program=program,
     )
 
 
@@ -119,15 +121,21 @@ def lower(config: Config, mesh: Mesh) -> jax.stages.Lowered:
     return train_step.lower(state, segment)
 
 
-def _total_bytes(lowered: jax.stages.Lowered) -> int:
-    """What the program takes of one chip's memory: arguments, temporaries, and results that reuse no argument."""
+def program_bytes(compiled: jax.stages.Compiled) -> int:
+    """What a program takes of one chip's memory: arguments, temporaries, and results that reuse no argument."""
+    found: Any = compiled.memory_analysis()
+    kept = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+    return kept + found.temp_size_in_bytes
+
+
+def _compile(lowered: jax.stages.Lowered) -> tuple[int, str]:
+    """(the program's bytes of one chip's memory, its text)."""
     try:
-        found: Any = lowered.compile().memory_analysis()
+        compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         # The TPU compiler gives up on what does not fit, and says what it would have taken.
         needed = re.search(r"\(([\d.]+)([MG])\) exceeds available", str(error))
         if needed is None:
             raise
-        return int(float(needed[1]) * {"M": 2**20, "G": GIB}[needed[2]])
-    kept = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
-    return kept + found.temp_size_in_bytes
+        return int(float(needed[1]) * {"M": 2**20, "G": GIB}[needed[2]]), ""
+    return program_bytes(compiled), compiled.as_text() or ""

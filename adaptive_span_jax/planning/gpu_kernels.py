@@ -3,8 +3,8 @@
 Counted: the kernels of the optimized HLO with their products and bytes, how often each runs (turns of the far loops
 follow from the spans), and how often the host must read whether a loop goes on. Assumed: a kernel takes the longer of
 
-    arithmetic   2 · multiply-adds / (peak · 0.4)
-    traffic      bytes / (bandwidth · 0.7)
+    arithmetic   2 · multiply-adds / (peak · ARITHMETIC_SHARE)
+    traffic      bytes / (bandwidth · BANDWIDTH_SHARE)
 
 and LAUNCH_SECONDS; a condition that depends on values takes CONDITION_SECONDS. Left out: waiting for other GPUs.
 """
@@ -15,7 +15,6 @@ import math
 import re
 from collections.abc import Iterator
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -24,13 +23,14 @@ from adaptive_span_jax.model import flops, transformer
 from adaptive_span_jax.model.attention.inputs import NEAR, FarShape
 from adaptive_span_jax.model.memory import WRITE_SCOPE
 from adaptive_span_jax.model.span import reach
-from adaptive_span_jax.planning import fit, hlo
+from adaptive_span_jax.planning import hlo
 from adaptive_span_jax.planning.bundles import ScheduleError
-from adaptive_span_jax.planning.roofline import ARITHMETIC_SHARE, BANDWIDTH_SHARE
 from adaptive_span_jax.planning.topology import Chip
-from adaptive_span_jax.runtime import sharding
 
-# Neither was measured: what a kernel takes besides its work, and what reading a loop's condition back takes.
+# None of this was measured: the shares of the peaks that kernels reach, what a kernel takes besides its work, and what
+# reading a loop's condition back takes.
+ARITHMETIC_SHARE = 0.4
+BANDWIDTH_SHARE = 0.7
 LAUNCH_SECONDS = 1.5e-6
 CONDITION_SECONDS = 15e-6
 
@@ -43,6 +43,13 @@ _LIBRARY = 'custom_call_target="__cublas'
 _TYPE = re.compile(r"(\w+)\[([\d,]*)\]")
 
 
+# Where kernels run: outside of the layers, in a layer at any span, or in the loops whose turns follow from the spans.
+OUTSIDE, LAYERS, FAR_LOOPS = "outside", "layers", "far loops"
+
+# What a step's time goes to.
+ARITHMETIC, BANDWIDTH, LAUNCHES, CONDITIONS = "arithmetic", "bandwidth", "launches", "conditions"
+
+
 @dataclasses.dataclass(frozen=True)
 class Kernel:
     """One kernel of the program, and how often a step runs it."""
@@ -52,12 +59,27 @@ class Kernel:
     multiply_adds: int  # of one run, like what follows
     half: bool  # its products are of 16-bit numbers
     moved: int  # bytes
+    place: str = OUTSIDE
+    scope: str = ""  # where in the traced program it comes from
+
+    def parts(self, chip: Chip) -> dict[str, float]:
+        """Seconds that all runs may take of arithmetic, of bandwidth (beside each other), and of launches."""
+        peak = chip.bfloat16_flops if self.half else chip.float32_flops
+        return {
+            ARITHMETIC: self.runs * 2 * self.multiply_adds / (peak * ARITHMETIC_SHARE),
+            BANDWIDTH: self.runs * self.moved / (chip.bandwidth * BANDWIDTH_SHARE),
+            LAUNCHES: self.runs * LAUNCH_SECONDS,
+        }
 
     def seconds(self, chip: Chip) -> float:
         """What all of its runs may take."""
-        peak = chip.bfloat16_flops if self.half else chip.float32_flops
-        arithmetic = 2 * self.multiply_adds / (peak * ARITHMETIC_SHARE)
-        return self.runs * (max(arithmetic, self.moved / (chip.bandwidth * BANDWIDTH_SHARE)) + LAUNCH_SECONDS)
+        parts = self.parts(chip)
+        return max(parts[ARITHMETIC], parts[BANDWIDTH]) + parts[LAUNCHES]
+
+    def limit(self, chip: Chip) -> str:
+        """What takes the most of its time."""
+        parts = self.parts(chip)
+        return max(parts, key=lambda part: parts[part])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,26 +95,34 @@ class Step:
         """How many kernels run."""
         return sum(kernel.runs for kernel in self.kernels)
 
+    def launches_in(self, place: str) -> float:
+        """How many kernels run in a place."""
+        return sum(kernel.runs for kernel in self.kernels if kernel.place == place)
+
+    def limits(self, chip: Chip) -> dict[str, float]:
+        """What the step's seconds go to, the most first; a kernel's work to arithmetic or bandwidth."""
+        total = dict.fromkeys((ARITHMETIC, BANDWIDTH, LAUNCHES), 0.0)
+        for kernel in self.kernels:
+            parts = kernel.parts(chip)
+            work = ARITHMETIC if parts[ARITHMETIC] > parts[BANDWIDTH] else BANDWIDTH
+            total[work] += parts[work]
+            total[LAUNCHES] += parts[LAUNCHES]
+        total[CONDITIONS] = self.conditions * CONDITION_SECONDS
+        return dict(sorted(total.items(), key=lambda item: -item[1]))
+
     def seconds(self, chip: Chip) -> float:
         """What a step may take."""
-        return sum(kernel.seconds(chip) for kernel in self.kernels) + self.conditions * CONDITION_SECONDS
+        return sum(self.limits(chip).values())
 
     def most_expensive(self, chip: Chip, count: int) -> list[Kernel]:
         """The kernels that take longest in a step."""
         return sorted(self.kernels, key=lambda kernel: -kernel.seconds(chip))[:count]
 
 
-def compile_step(config: Config, devices: list[jax.Device]) -> hlo.Program:
-    """The train step, compiled for GPUs that are not here."""
-    lowered = fit.lower(config, sharding.make_mesh(devices, config.mesh.fsdp))
-    with fit.no_compilation_cache():
-        return hlo.parse(lowered.compile().as_text() or "")
-
-
 def count_step(config: Config, program: hlo.Program, z_LH: np.ndarray) -> Step:
     """What a step runs at these spans."""
     counter = _Counter(config, program, z_LH)
-    kernels = tuple(counter.kernels(program.entry, 1.0))
+    kernels = tuple(counter.kernels(program.entry, 1.0, OUTSIDE))
     return Step(kernels, counter.turns, counter.conditions)
 
 
@@ -131,7 +161,12 @@ class _Counter:
         self.turns = self.conditions = 0.0
 
     def kernels(
-        self, computation: str, runs: float, far: _FarTurns | None = None, below: tuple[float, ...] = ()
+        self,
+        computation: str,
+        runs: float,
+        place: str,
+        far: _FarTurns | None = None,
+        below: tuple[float, ...] = (),
     ) -> Iterator[Kernel]:
         """The kernels of a computation that runs so often, and of the loops in it.
 
@@ -141,24 +176,28 @@ class _Counter:
         waiting = collections.deque(below)
         for instruction in self._program.computations[computation].values():
             if instruction.opcode == "while":
-                yield from self._loop(instruction, runs, far, waiting)
+                yield from self._loop(instruction, runs, place, far, waiting)
             elif instruction.opcode in ("conditional", "call", "async-start"):
                 raise ScheduleError(f"{instruction.name}: kernels in a {instruction.opcode} are not counted yet")
             elif instruction.opcode not in _NO_KERNEL and not instruction.opcode.endswith("-done"):
                 multiply_adds, half = self._products(instruction, computation)
-                yield Kernel(instruction.name, runs, multiply_adds, half, self._moved(instruction, computation))
+                moved = self._moved(instruction, computation)
+                yield Kernel(instruction.name, runs, multiply_adds, half, moved, place, instruction.scope)
 
     def _loop(
-        self, loop: hlo.Instruction, runs: float, far: _FarTurns | None, waiting: collections.deque[float]
+        self, loop: hlo.Instruction, runs: float, place: str, far: _FarTurns | None, waiting: collections.deque[float]
     ) -> Iterator[Kernel]:
         body, known = self._program.body(loop), _TRIP_COUNT.search(loop.attributes)
         if known:  # layers; or in the far loops blocks of the segment, whose inner loop is over tiles
             below = (far.segment_tiles,) if far else ()
-            yield from self.kernels(body, runs * int(known[1]), far, below)
+            in_layers = place == OUTSIDE and transformer.turns_in_scope(self._config, loop.scope) is not None
+            yield from self.kernels(body, runs * int(known[1]), LAYERS if in_layers else place, far, below)
             return
         if WRITE_SCOPE in loop.scope:  # the mirror of the ring is written only once in a while
-            turns, below = 1.0, ()
-        elif far is None:
+            self.conditions += 2 * runs
+            yield from self.kernels(body, runs, place)
+            return
+        if far is None:
             # Blocks of memory come first. If the segment is one block, its loop is gone and that over tiles is here.
             far = self._far_turns(loop)
             turns, below = far.heads, (far.memory_blocks, far.segment_tiles)
@@ -166,10 +205,9 @@ class _Counter:
             turns, below = waiting.popleft(), (far.memory_tiles,)
         else:
             raise ScheduleError(f"{loop.name}: its turns depend on values, and it is none of the far loops")
-        if WRITE_SCOPE not in loop.scope:
-            self.turns += runs * turns
+        self.turns += runs * turns
         self.conditions += runs * (turns + 1)
-        yield from self.kernels(body, runs * turns, far, below)
+        yield from self.kernels(body, runs * turns, FAR_LOOPS, far, below)
 
     def _far_turns(self, loop: hlo.Instruction) -> _FarTurns:
         """The turns of far loops, by the spans of the layers of the scan that they are in."""

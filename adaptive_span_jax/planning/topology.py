@@ -33,7 +33,10 @@ class Chip:
 
 
 def _nvidia(cores: int, units: int, shared: int, gigabytes: float, cache: int, clock: float, major: int) -> str:
-    """The compiler's description of a data-centre GPU; limits that all of them share are written here."""
+    """The compiler's description of a data-centre GPU; limits that all of them share are written here.
+
+    Without versions the compiler would make no command buffers; from CUDA 12.9 on all kinds of them are possible.
+    """
     return f"""
         platform_name: "CUDA"
         gpu_device_info {{
@@ -46,6 +49,7 @@ def _nvidia(cores: int, units: int, shared: int, gigabytes: float, cache: int, c
           thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
           block_dim_limit_x: {2**31 - 1} block_dim_limit_y: 65535 block_dim_limit_z: 65535
           l2_cache_size: {cache * 2**20} memory_bandwidth: {int(gigabytes * 1e9)} device_memory_size: {80 * 10**9}
+          driver_version: "12.9.0" runtime_version: "12.9.0" compile_time_toolkit_version: "12.9.0"
         }}
         dnn_version_info {{ major: 9 minor: 8 }}
     """

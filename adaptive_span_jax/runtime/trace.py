@@ -20,6 +20,7 @@ import jax
 
 Sources = Mapping[str, str]  # operation → the part of the Python program that it comes from
 
+_SOURCE_WIDTH = 60  # of a shortened source
 _DEVICE_LINES = ("XLA Ops", "Stream #")  # of TPUs, of GPUs
 
 
@@ -76,6 +77,12 @@ def total(lines: Iterable[Iterable[Event]]) -> list[Operation]:
 def sources(program: str) -> Sources:
     """Where operations come from, by a compiled program's text."""
     return dict(re.findall(r'^\s*(?:ROOT )?%?(\S+) = .*metadata=\{.*?op_name="([^"]+)"', program, re.MULTILINE))
+
+
+def shortened(source: str) -> str:
+    """A source for a table: its innermost part."""
+    source = source.removeprefix("jit(train_step)/")
+    return source if len(source) <= _SOURCE_WIDTH else f"…{source[1 - _SOURCE_WIDTH :]}"
 
 
 def _lines(file: Path) -> Iterator[list[Event]]:

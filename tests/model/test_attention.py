@@ -160,13 +160,20 @@ def test_lower_precision_stays_near_float64(dtype, tolerance):
     assert max(errors(found, expected).values()) < tolerance
 
 
+@pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
-    ("platform", "length", "limit"), [("cpu", 64, 140), pytest.param("gpu", 512, 600, marks=pytest.mark.slow)]
+    ("platform", "length", "limit", "kind", "per_token"),
+    [
+        ("cpu", 64, 140, "any", False),
+        pytest.param("gpu", 512, 600, "any", False, marks=pytest.mark.slow),  # as with adaptive spans
+        pytest.param("gpu", 512, 600, "any", True, marks=pytest.mark.slow),  # as with dynamic ones
+        pytest.param("gpu", 512, 600, "full", False, marks=pytest.mark.slow),  # as with fixed ones
+    ],
 )
-def test_eight_devices_compute_what_one_computes(platform, length, limit):
-    arrays = draw(8, length, limit, dtype=np.float32)
-    z = spans("any", (1, 1, 3), limit).astype(np.float32)
-    expected = jax.device_get(run(per_head, arrays, z, None, ramp=32, rate=0.3, platform=platform))
+def test_eight_devices_compute_what_the_reference_computes(platform, length, limit, kind, per_token):
+    arrays = draw(8, length, limit)
+    z = spans(kind, (8, length, 3) if per_token else (1, 1, 3), limit)
+    expected = jax.device_get(run(reference, arrays, z, None, ramp=32, rate=0.3))
     mesh = sharding.make_mesh()
     assert mesh.size == 8
     by_stream, everywhere = NamedSharding(mesh, PartitionSpec(sharding.STREAMS)), NamedSharding(mesh, PartitionSpec())
@@ -179,8 +186,8 @@ def test_eight_devices_compute_what_one_computes(platform, length, limit):
         with sharding.on_mesh(mesh):
             return plain_run(per_head, arrays, z, None, ramp=32, rate=0.3, platform=platform)
 
-    found = jax.jit(on_mesh)(placed, jax.device_put(z, everywhere))
-    assert max(errors(found, expected).values()) < 1e-5
+    found = jax.jit(on_mesh)(placed, jax.device_put(z, by_stream if per_token else everywhere))
+    assert max(errors(found, expected).values()) < 1e-9
 
 
 def test_nothing_compiles_again_when_spans_move():

@@ -1,4 +1,4 @@
-"""The kernels for persistent vectors, interpreted: equal to XLA's in values and all gradients, and compiled for TPUs."""
+"""The kernels for persistent vectors, interpreted: equal to XLA in values and all gradients; compiled for TPUs."""
 
 import functools
 import importlib.util

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 
 from adaptive_span_jax.commands import plan as plan_command
@@ -78,13 +77,13 @@ def test_out_of_memory_is_an_answer_not_a_failure(needed, expected):
         f"RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries ({needed}) "
         "exceeds available HBM (15.75G)."
     )
-    assert plan._total_bytes(lowered) == expected
+    assert plan._compile(lowered) == (expected, "")
 
 
 def test_other_compiler_errors_are_not_taken_for_a_size():
     lowered: Any = RefusedByCompiler("INTERNAL: Mosaic failed to compile the kernel (15.75G)")
     with pytest.raises(jax.errors.JaxRuntimeError, match="Mosaic failed"):
-        plan._total_bytes(lowered)
+        plan._compile(lowered)
 
 
 def fit_of(total: int) -> plan.Fit:
@@ -124,14 +123,13 @@ def test_the_first_change_that_fits_is_named(monkeypatch):
 
 @pytest.fixture
 def planned(monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
-    """Runs the command for 8 chips; the CPU's compiler takes the place of the TPU's, whose programs differ in size."""
+    """`--mode=plan` of a config on eight A100, of whose memory so much is usable; the CPU's compiler stands in."""
 
     def run(name: str, usable: int) -> tuple[int, str]:
-        monkeypatch.setitem(CHIPS, "v5e", dataclasses.replace(CHIPS["v5e"], usable_bytes=usable))
+        monkeypatch.setitem(CHIPS, "a100", dataclasses.replace(CHIPS["a100"], usable_bytes=usable))
         monkeypatch.setattr(Machine, "devices", lambda self: jax.devices())
         fields = importlib.import_module(f"configs.{name}").get_config()
-        fields.model.attention = "per_head"  # the fused kernels need the TPU's own compiler
-        code = plan_command.plan(Config.from_dict(fields.to_dict()), "v5e:2x4", name)
+        code = plan_command.plan(Config.from_dict(fields.to_dict()), "a100:8", name)
         return code, capsys.readouterr().out
 
     return run
@@ -143,19 +141,11 @@ def printed_bytes(text: str, pattern: str) -> float:
     return float(found[1]) * {"KiB": 2**10, "MiB": 2**20, "GiB": GIB}[found[2]]
 
 
-def printed_estimates(text: str) -> dict[str, list[float]]:
-    """Trillions of multiply-adds, loop turns, milliseconds, tokens per second and hours by setting of the spans."""
-    assert "spans multiply-adds loop turns a step tokens/s to the end" in re.sub(r"\s+", " ", text)
-    number = r"([\d,.]+)"
-    rows = re.findall(rf"^  (\S.*?) +{number} T +{number} +{number} ms +{number} +{number} h$", text, re.MULTILINE)
-    return {setting: [float(cell.replace(",", "")) for cell in cells] for setting, *cells in rows}
-
-
 @pytest.mark.slow
 def test_a_run_that_does_not_fit_is_sized_and_gets_a_remedy_that_does(planned):
     code, text = planned("enwik8_large", usable=10 * GIB)
     assert code == 1
-    assert "enwik8_large on v5e:2x4: 8 × TPU v5e\n" in text
+    assert "enwik8_large on a100:8: 8 × A100 80GB\n" in text
     total = printed_bytes(text, r"fits +NO: ")
     assert total > 10 * GIB == printed_bytes(text, r"fits +NO: \S+ GiB of the ")
     parts = {
@@ -173,34 +163,7 @@ def test_a_run_that_does_not_fit_is_sized_and_gets_a_remedy_that_does(planned):
     assert text.count("trying") == 1, "nothing is compiled after a remedy was found"
     remedied = printed_bytes(text, r"The smallest change that fits: --config\.model\.remat=True, which takes ")
     assert parts["parameters"] + parts["optimizer"] + parts["memory"] < remedied < 10 * GIB
-
-
-def test_estimates_are_of_the_whole_run_at_the_chips_published_speed(planned):
-    code, text = planned("enwik8_small", usable=15 * GIB)
-    assert code == 0
-    assert re.search(r"\n  fits +yes: \S+ MiB of the 15\.0 GiB ", text)
-    assert "trying" not in text
-    assert "smallest change" not in text
-    # 150,000 steps × 64 streams × 256 positions, of 90,000,000.
-    assert "Estimates, not measurements, for 150,000 steps, 27.3 epochs:" in text
-    rows = printed_estimates(text)
-    assert list(rows) == ["start", "trained profile", "every head at S"]
-    # By hand: forwards once and backwards twice, 4 d² + 2 d·FF a layer and token, and the near window's few.
-    dense = 3 * 64 * 256 * 8 * (4 * 256**2 + 2 * 256 * 1024) / 1e12
-    assert 1 < rows["start"][0] / dense < 1.25
-    assert rows["start"][1] == 0, "spans of 32 are within the near window"
-    for work, turns, milliseconds, tokens, hours in rows.values():
-        # 197 Tflop/s of arithmetic, which for the longer spans is more than the traffic, and 10 µs a turn.
-        arithmetic = 2 * work / 8 / (0.4 * 197) * 1e3
-        assert milliseconds >= arithmetic + turns * 0.01 - 0.1
-        assert tokens == pytest.approx(64 * 256 / milliseconds * 1e3, rel=0.05)
-        assert hours == pytest.approx(150_000 * milliseconds / 3.6e6, abs=0.06)
-    work, turns, milliseconds, *_ = rows["every head at S"]
-    assert milliseconds == pytest.approx(2 * work / 8 / (0.4 * 197) * 1e3 + turns * 0.01, abs=0.1)
-    assert all(np.diff([row[0] for row in rows.values()]) > 0)
-    assert "at 40% of the chip's peak arithmetic or 70% of its bandwidth" in text
-    assert "10 µs a loop turn (assumed)" in text
-    assert "The trained profile is a made-up one." in text
+    assert "The time of a step cannot be counted for this config" in text, "this is a program for CPUs"
 
 
 @needs_libtpu
