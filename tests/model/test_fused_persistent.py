@@ -123,7 +123,7 @@ def test_dropout_takes_the_bits_of_the_reference():
     arrays["log_sum"][:], arrays["context"][:], arrays["key"][:] = -3e29, 0, 0
     arrays["value"][:] = np.eye(128)  # the output's lanes are then the weights
     output = run(fused_persistent, arrays, 7, rate=case.rate)["output"]
-    stream, query, head, vector = np.ogrid[tuple(slice(size) for size in output.shape)]
+    stream, query, head, vector = jnp.ogrid[tuple(slice(size) for size in output.shape)]
     scale = Dropout.create(case.rate, 7, 2).at(stream).at(head).at(query).at(vector).scale()
     np.testing.assert_allclose(output, scale * 128**0.5 / 128, rtol=1e-5)
     assert 0.25 < np.mean(scale == 0) < 0.35
@@ -154,8 +154,8 @@ def test_bfloat16_is_as_exact_as_xla(head_width):
 def test_a_layer_with_persistent_vectors_is_the_same_as_the_reference():
     streams, length, width, limit = 2, 128, 128, 300
     rng = np.random.default_rng(0)
-    hidden, d_output = (rng.standard_normal((streams, length, width)).astype(np.float32) for _ in range(2))
-    positions = rng.standard_normal((limit, width // 2)).astype(np.float32)
+    hidden, d_output = (jnp.asarray(rng.standard_normal((streams, length, width)), jnp.float32) for _ in range(2))
+    positions = jnp.asarray(rng.standard_normal((limit, width // 2)), jnp.float32)
     memory: LayerMemory = draw_ring(streams, limit, length, width)
 
     def gradients(path: str) -> dict:
@@ -193,9 +193,7 @@ def test_nothing_is_read_before_it_is_written(cores, monkeypatch, capsys):
     arrays = draw(case)
     expected = jax.device_get(run(fused_persistent, arrays, rate=case.rate))
     monkeypatch.setattr(sharding, "cores_per_device", lambda: cores)
-    params = pltpu.InterpretParams(
-        detect_races=True, uninitialized_memory="nan", **({"num_cores_or_threads": 2} if cores == 2 else {})
-    )
+    params = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan", num_cores_or_threads=cores)
     interpreted = pl.pallas_call
     monkeypatch.setattr(
         pl, "pallas_call", lambda *args, interpret, **kwargs: interpreted(*args, interpret=params, **kwargs)

@@ -175,7 +175,7 @@ def test_dropout_of_persistent_vectors_has_bits_of_its_own():
     """Without them the same numbers of a hash would drop distance x and vector x together."""
     config = tiny_config(model={"persistent": 37, "layers": 1, "attention": "plain"})
     params = random_params(config, 11)
-    layer = transformer.make_layer(config, jax.tree.map(lambda leaf: leaf[0], params["layers"]))
+    layer = transformer.make_attention(config, jax.tree.map(lambda leaf: leaf[0], params["layers"]))
     seen = []
     layer.attention.persistent.attend = lambda query, dropout: seen.append(dropout) or (query, query[..., 0])  # pyrefly: ignore
     dropout = Dropout.create(0.3, 1, 2)

@@ -389,7 +389,7 @@ def _all_heads(sizes: Sizes) -> Ref:
 
 
 def _tiles(sizes: Sizes, dtype: DTypeLike) -> Ref:
-    return pltpu.VMEM((len(sizes.together), len(sizes.blocks), *TILE), dtype)
+    return pltpu.VMEM((len(sizes.together), len(sizes.blocks), *TILE), jnp.dtype(dtype))
 
 
 def _per_query(sizes: Sizes) -> Ref:
@@ -407,7 +407,7 @@ def _only(sizes: Sizes, rows_t: jax.Array, head: int) -> jax.Array:
     return jnp.where((iota(0) >= own.start) & (iota(0) < own.stop), rows_t, 0.0).astype(sizes.dtype)
 
 
-def _vectors(chunk: jax.Array | int) -> Any:
+def _vectors(chunk: Any) -> Any:
     return pl.ds(pl.multiple_of(chunk * BLOCK, BLOCK), BLOCK)
 
 
