@@ -35,7 +35,7 @@ class Chip:
 def _nvidia(cores: int, units: int, shared: int, gigabytes: float, cache: int, clock: float, major: int) -> str:
     """The compiler's description of a data-centre GPU; limits that all of them share are written here.
 
-    Without versions the compiler would make no command buffers; from CUDA 12.9 on all kinds of them are possible.
+    Without versions the compiler would never put loops into command buffers.
     """
     return f"""
         platform_name: "CUDA"

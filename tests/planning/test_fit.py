@@ -163,7 +163,6 @@ def test_a_run_that_does_not_fit_is_sized_and_gets_a_remedy_that_does(planned):
     assert text.count("trying") == 1, "nothing is compiled after a remedy was found"
     remedied = printed_bytes(text, r"The smallest change that fits: --config\.model\.remat=True, which takes ")
     assert parts["parameters"] + parts["optimizer"] + parts["memory"] < remedied < 10 * GIB
-    assert "The time of a step cannot be counted for this config" in text, "this is a program for CPUs"
 
 
 @needs_libtpu
