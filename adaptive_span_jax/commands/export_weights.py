@@ -6,13 +6,16 @@ from typing import Any
 
 import jax
 
-from adaptive_span_jax.checkpoint import workdir
+from adaptive_span_jax.checkpoint import sealing, workdir
 from adaptive_span_jax.checkpoint.manager import Checkpoints
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.inference.loaded_model import READ_ONLY, load_params
 from adaptive_span_jax.report.result import read_result, write_result
 from adaptive_span_jax.runtime import sharding, storage, strict_json, terminal
 from adaptive_span_jax.training.metrics import read_lines
+
+# Orbax writes the absolute path of a checkpoint into this file of it.
+_PATH_FILE = "commit_success.txt"
 
 # Where data was on the machine that trained the model.
 _LOCAL = ("data.archive", "data.directory", "init_from")
@@ -33,6 +36,7 @@ def export_weights(directory: Path, which: str, target: Path) -> int:
         about = dataclasses.replace(saved, config=dataclasses.asdict(config))
         checkpoints.save({"params": params}, about)
         checkpoints.finish()
+    _forget_path(target / "checkpoints", saved.step)
     workdir.write_config(target, config)
     for name in ("metrics.jsonl", "spans.jsonl"):
         lines: list[dict[str, Any]] = [line for line in read_lines(directory / name) if line["step"] <= saved.step]
@@ -43,3 +47,13 @@ def export_weights(directory: Path, which: str, target: Path) -> int:
     total = sum(storage.files(target).values())
     terminal.say(f"Wrote step {saved.step:,} of {directory} to {target}: {terminal.size(total)}, parameters only")
     return 0
+
+
+def _forget_path(directory: Path, step: int) -> None:
+    """Removes the path from a checkpoint and seals it again; a bucket has no such file."""
+    folder = sealing.unfinished(directory, step)
+    if (directory / str(step) / _PATH_FILE).exists() and not storage.in_bucket(directory):
+        (directory / str(step)).rename(folder)
+        (folder / _PATH_FILE).write_text("Checkpoint commit was successful\n")
+        (folder / sealing.SUMS).unlink()
+        sealing.seal(directory, step)

@@ -53,6 +53,9 @@ def test_paths_of_the_machine_are_not_shared(run, shared, tmp_path, monkeypatch)
         assert "stdlib" in text
         assert "/home/me" not in text
         assert "secret" not in text
+    for file in (tmp_path / "model").rglob("*"):
+        assert file.is_dir() or str(tmp_path).encode() not in file.read_bytes(), file
+    assert verify.verify(tmp_path / "model") == 0
 
 
 def test_a_shared_model_cannot_be_resumed_but_started_from(shared, tmp_path, monkeypatch, no_report):
