@@ -129,7 +129,15 @@ def _use(directory: Path, changes: dict[str, Any]) -> int:
     """Modes that read a run's checkpoint: its own config is used, with the command line's changes."""
     import jax
 
-    from adaptive_span_jax.commands import compress, decompress, evaluate, export_torch, generate, report
+    from adaptive_span_jax.commands import (
+        compress,
+        decompress,
+        evaluate,
+        export_torch,
+        export_weights,
+        generate,
+        report,
+    )
     from adaptive_span_jax.runtime import hosts
 
     if _computes_in_float64(directory):
@@ -138,12 +146,16 @@ def _use(directory: Path, changes: dict[str, Any]) -> int:
     _join(_CONFIG.value.evaluate.batch_size)
     with hosts.multihost_errors():
         match _MODE.value:
+            case "evaluate" if _INPUT.value is not None:
+                return evaluate.evaluate_file(directory, _STEP.value, Path(_INPUT.value))
             case "evaluate":
                 return evaluate.evaluate(directory, _STEP.value, changes)
             case "report":
                 return report.report(directory, _STEP.value, changes)
             case "generate":
                 return generate.generate(directory, _STEP.value, _PROMPT.value, _PROMPT_FILE.value, changes)
+            case "export-weights":
+                return export_weights.export_weights(directory, _STEP.value, _named_file(_OUTPUT))
             case "export-torch":
                 return export_torch.export_torch(_named_file(_OUTPUT), directory, _STEP.value)
             case _:

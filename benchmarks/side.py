@@ -8,7 +8,6 @@ dense      the seconds of a step's dense products alone (ours)
 memory     peak memory so far, in megabytes
 """
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -22,16 +21,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.cases import STREAMS, VOCABULARY, make_config, segment, trained_z_LH  # noqa: E402
+from benchmarks.child import serve  # noqa: E402
 from configs import base  # noqa: E402
 
 CHECKED_STEPS = 3
-
-
-def serve(name: str, case: str, weights: Path) -> None:
-    """Runs the commands from standard input until its end."""
-    commands = _ours(case, weights) if name == "ours" else _torch(case, weights)
-    for line in sys.stdin:
-        print(json.dumps(commands[line.strip()]()), flush=True)
 
 
 def _timed(run: Callable[[], Any]) -> Callable[[], float]:
@@ -43,7 +36,7 @@ def _timed(run: Callable[[], Any]) -> Callable[[], float]:
     return timed
 
 
-def _peak_megabytes() -> float:
+def peak_megabytes() -> float:
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 
@@ -78,12 +71,12 @@ def _ours(case: str, weights: Path) -> dict[str, Callable[[], Any]]:
 
     def check() -> dict:
         _, state, train_step = prepare(0.0)
-        np.savez(weights, allow_pickle=False, **_by_path(state.params))  # pyrefly: ignore
+        np.savez(weights, allow_pickle=False, **by_path(state.params))  # pyrefly: ignore
         nats = []
         for number in range(CHECKED_STEPS):
             state, metrics = train_step(state, sharding.place_segment(mesh, Segment(*segment(number))))
             nats.append(float(metrics.nats))
-        squares = _by_path(state.opt_state[0].sum_of_squares)
+        squares = by_path(state.opt_state[0].sum_of_squares)
         norms = {name: float(np.sqrt(leaf.astype(np.float64).sum())) for name, leaf in squares.items()}
         return {"nats": nats, "norms": norms}
 
@@ -115,11 +108,11 @@ def _ours(case: str, weights: Path) -> dict[str, Callable[[], Any]]:
         "train": _timed(train),
         "evaluate": _timed(evaluate),
         "dense": _dense_seconds,
-        "memory": _peak_megabytes,
+        "memory": peak_megabytes,
     }
 
 
-def _by_path(tree: Any) -> dict[str, np.ndarray]:
+def by_path(tree: Any) -> dict[str, np.ndarray]:
     import jax
 
     leaves = jax.tree_util.tree_leaves_with_path(tree)
@@ -178,9 +171,10 @@ def _torch(case: str, weights: Path) -> dict[str, Callable[[], Any]]:
         "load": load,
         "train": _timed(lambda: box["reference"].train_step(tokens_BT, targets_BT)),
         "evaluate": _timed(lambda: box["reference"].evaluate(tokens_BT, targets_BT)),
-        "memory": _peak_megabytes,
+        "memory": peak_megabytes,
     }
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    name, case, file = sys.argv[1:]
+    serve(_ours(case, Path(file)) if name == "ours" else _torch(case, Path(file)))

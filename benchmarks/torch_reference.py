@@ -1,9 +1,9 @@
 """The published algorithm in PyTorch, written from its description; `train_speed.py` compares our speed with it.
 
 Every head of a layer is computed with that layer's longest span, rounded up to a multiple of 64; the layer's memory has
-that length and is projected completely for every head; scores are batched matrix products, and a pad with a reshape
-turns scores by key into scores by distance. The optimizer works in place. Parameters have the names and shapes of
-`adaptive_span_jax/model/transformer.py`.
+that length, grows with the spans, and is projected completely for every head; scores are batched matrix products, and a
+pad with a reshape turns scores by key into scores by distance. The optimizer works in place. Parameters have the names
+and shapes of `adaptive_span_jax/model/transformer.py`.
 """
 
 import math
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 TRIM = 64
+MARGIN = 256  # memory that is kept beyond the longest span, because it may grow
 EPSILON = 1e-10
 
 
@@ -35,11 +36,9 @@ class Reference:
         self.reset_memory()
 
     def reset_memory(self) -> None:
-        """Memory of zeros, as long as each layer needs it."""
-        shape = (self.train["batch_size"], self.model["width"])
-        self.memory_LBMD = [
-            torch.zeros(shape[0], self._longest(layer), shape[1]) for layer in range(self.model["layers"])
-        ]
+        """Empties the memory; it has zeros before the first token."""
+        empty = torch.zeros(self.train["batch_size"], 0, self.model["width"])
+        self.memory_LBMD = [empty for _ in range(self.model["layers"])]
 
     def train_step(self, tokens_BT: np.ndarray, targets_BT: np.ndarray) -> float:
         """Forward, backward, update; the mean nats without the penalty."""
@@ -79,8 +78,13 @@ class Reference:
             weights = {
                 name.removeprefix("layers/"): parts[layer] for name, parts in self.weights.items() if "/" in name
             }
-            memory_BMD = self.memory_LBMD[layer]
-            self.memory_LBMD[layer] = torch.cat([memory_BMD, hidden_BTD.detach()], 1)[:, -memory_BMD.shape[1] :]
+            longest = self._longest(layer)
+            kept_BMD = self.memory_LBMD[layer]
+            if kept_BMD.shape[1] < longest:  # only in the first steps
+                kept_BMD = functional.pad(kept_BMD, (0, 0, longest - kept_BMD.shape[1], 0))
+            memory_BMD = kept_BMD[:, -longest:]
+            kept_BMD = torch.cat([kept_BMD, hidden_BTD.detach()], 1)
+            self.memory_LBMD[layer] = kept_BMD[:, -min(longest + MARGIN, self.span["limit"]) :]
             attended_BTD = self._attention(hidden_BTD, memory_BMD, weights, dropout)
             hidden_BTD = _norm(hidden_BTD + attended_BTD, weights, "attention_norm")
             inner_BTF = functional.relu(

@@ -96,8 +96,10 @@ def show_kernels(compiled: dump.Dump) -> None:
 def table_row(config: str, topology: str, setting: str, step: cycles.StepCount, chip: Chip) -> dict[str, str]:
     """One setting's row of docs/tpu_cycles.csv."""
     kernels = {
-        name: sum(each.cost.cycles for each in step.operations if each.name.startswith(name))
-        for name in ("span_forward", "span_backward")
+        kind: sum(
+            each.cost.cycles for each in step.operations if each.name.startswith((f"span_{kind}", f"persistent_{kind}"))
+        )
+        for kind in ("forward", "backward")
     }
     dense = step.parts()[cycles.DENSE].cycles
     values = (step.total.cycles, step.with_hbm(chip), dense, *kernels.values())

@@ -22,13 +22,10 @@ settings that avoid this at the price of more memory.
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from rich.console import Console
 from rich.progress import track
@@ -36,6 +33,7 @@ from rich.progress import track
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.cases import CASES, STREAMS
+from benchmarks.child import Child
 from configs import base
 
 # For glibc: one heap, grown and never shrunk.
@@ -45,34 +43,9 @@ KEEP_FREED_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_T
 TOLERANCE = 2e-3
 
 
-class Side:
-    """A child process that runs one of the two implementations, see side.py."""
-
-    def __init__(self, name: str, case: str, weights: Path, environment: dict[str, str]):
-        command = [sys.executable, str(Path(__file__).with_name("side.py")), name, case, str(weights)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | environment
-        )
-
-    def ask(self, command: str) -> Any:
-        """The result of a command, once it has finished."""
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.write(command + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise SystemExit(f"the process for {self._process.args} ended early; its message is above")
-        return json.loads(answer)
-
-    def close(self) -> None:
-        """Ends the process."""
-        self._process.communicate()
-
-
 def compare(case: str, rounds: int, weights: Path, environment: dict[str, str]) -> dict[str, float]:
     """Checks that both sides compute the same, then times them in alternation; returns the medians."""
-    sides = {name: Side(name, case, weights, environment) for name in ("ours", "torch")}
+    sides = _sides(case, weights, environment)
     checked = {name: side.ask("check") for name, side in sides.items()}
     difference = _difference(checked["ours"], checked["torch"])
     print(f"{case}: losses {checked['ours']['nats']}, largest relative difference of losses and gradient norms "
@@ -83,7 +56,7 @@ def compare(case: str, rounds: int, weights: Path, environment: dict[str, str]) 
         side.close()
 
     # New processes, so that peak memory does not include the check's arrays and compilations.
-    sides = {name: Side(name, case, weights, environment) for name in ("ours", "torch")}
+    sides = _sides(case, weights, environment)
     seconds: dict[tuple[str, str], list[float]] = {}
     memory: dict[str, float] = {}
     for side in sides.values():
@@ -112,6 +85,10 @@ def compare(case: str, rounds: int, weights: Path, environment: dict[str, str]) 
     for side in sides.values():
         side.close()
     return result
+
+
+def _sides(case: str, weights: Path, environment: dict[str, str]) -> dict[str, Child]:
+    return {name: Child("side.py", name, case, str(weights), environment=environment) for name in ("ours", "torch")}
 
 
 def _difference(ours: dict, theirs: dict) -> float:

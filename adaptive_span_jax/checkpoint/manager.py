@@ -133,6 +133,11 @@ class Checkpoints:
         """The named trees of a checkpoint, or some of them, with the shardings of `abstract`."""
         return self._load(step, abstract)
 
+    def names(self, step: int) -> set[str]:
+        """The names of a checkpoint's trees."""
+        found: Any = ocp.checkpointables_metadata(str(self._directory / str(step))).metadata
+        return set(found)
+
     def shapes(self, step: int, name: str) -> Any:
         """The stored shapes and dtypes of a tree."""
         found: Any = ocp.checkpointables_metadata(str(self._directory / str(step))).metadata

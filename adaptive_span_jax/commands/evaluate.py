@@ -1,4 +1,4 @@
-"""`--mode=evaluate`: scores a checkpoint on dev and test by both protocols."""
+"""`--mode=evaluate`: scores a checkpoint on dev and test by both protocols, or on a file."""
 
 import itertools
 import time
@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from adaptive_span_jax.checkpoint import workdir
+from adaptive_span_jax.commands.compress import read_input
 from adaptive_span_jax.data import corpus as corpora
+from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.inference.decoder import CachedDecoder
-from adaptive_span_jax.inference.loaded_model import load_params
+from adaptive_span_jax.inference.loaded_model import load, load_params
 from adaptive_span_jax.inference.scoring import make_decoder_step, score_with_cache
 from adaptive_span_jax.model import flops, span
 from adaptive_span_jax.runtime import hosts, sharding, storage, strict_json, terminal
@@ -63,4 +67,26 @@ def evaluate(directory: Path, which: str, changes: Mapping[str, Any] | None = No
     terminal.show_block(f"Evaluation of {directory}, step {saved.step:,}", rows)
     if hosts.is_process_zero():
         storage.write_text(directory / "evaluation.json", strict_json.dumps(found, indent=2) + "\n")
+    return 0
+
+
+def evaluate_file(directory: Path, which: str, file: Path) -> int:
+    """Scores the bytes of a file in one stream from empty memory and prints the result; returns the exit code."""
+    text = read_input(file)
+    if len(text) < 2:
+        raise UserError(
+            f"--input={file} has {terminal.counted(len(text), 'byte')}; the first is not scored, so it needs 2"
+        )
+    model = load(directory, which)
+    with terminal.share_done(f"evaluating {file.name}") as show:
+        nats = -float(model.logprobs(text, show).mean(dtype=np.float64))
+    terminal.show_block(
+        f"Evaluation of {directory}, step {model.step:,}",
+        {
+            str(
+                file
+            ): f"{objective.bits(nats):.4f} bits per {model.unit}, perplexity {objective.perplexity(nats):.3f}, "
+            f"{terminal.counted(len(text) - 1, 'token')} scored"
+        },
+    )
     return 0

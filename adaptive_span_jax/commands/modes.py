@@ -22,8 +22,8 @@ class Mode:
 MODES = {
     "train": Mode("train a model or resume a run, and evaluate it at the end", ("expect_devices", *_HOSTS), ("FIELD",)),
     "evaluate": Mode(
-        "score a checkpoint on dev and test",
-        ("step", *_HOSTS),
+        "score a checkpoint on dev and test, or on a file",
+        ("step", "input", *_HOSTS),
         ("evaluate.FIELD", "data.archive", "data.directory"),
     ),
     "report": Mode("write report/index.html, figures and tables", ("step",), ("data.archive", "data.directory")),
@@ -32,6 +32,7 @@ MODES = {
     "decompress": Mode("restore a compressed file", ("input", "output", "step")),
     "import-torch": Mode("create a run from a published PyTorch checkpoint", ("input",), ("FIELD",)),
     "export-torch": Mode("write a run's checkpoint in the published PyTorch format", ("output", "step")),
+    "export-weights": Mode("copy a run without optimizer state and memory, to share the model", ("output", "step")),
     "verify": Mode("verify the checksums of all checkpoints"),
     "prepare": Mode("download and prepare the data", _HOSTS, ("data.FIELD",)),
     "plan": Mode("compile the train step for other hardware; estimate memory and speed", ("topology",), ("FIELD",)),
@@ -48,7 +49,7 @@ FLAGS = {
     "prompt": ("TEXT", "the text to continue"),
     "prompt_file": ("FILE", "a file with the text to continue"),
     "input": ("FILE", "the file to read"),
-    "output": ("FILE", "the file to write; default: the input's name with .adspan added or removed"),
+    "output": ("FILE", "the file or run to write; default: the input's name with .adspan added or removed"),
     "topology": ("MACHINE", "the hardware to plan for, e.g. v5e:2x4, a100:8 or h100:2x8"),
     "expect_devices": ("N", "fail unless there are exactly N devices; default: any number"),
     "coordinator": ("HOST:PORT", "address of process 0; detected on Cloud TPU, Slurm and Open MPI"),
@@ -79,9 +80,9 @@ def usage() -> str:
         "Modes, --mode=MODE (default: train), and the flags that each accepts in addition to --config and --workdir:"
     ]
     for name, mode in MODES.items():
-        lines.append(f"  {name:<14}{mode.does}")
+        lines.append(f"  {name:<16}{mode.does}")
         taken = " ".join(f"--{flag}" for flag in [*mode.flags, *(f"config.{field}" for field in mode.fields)])
-        lines += [f"  {'':<14}{part}" for part in textwrap.wrap(taken, 90, break_on_hyphens=False)]
+        lines += [f"  {'':<16}{part}" for part in textwrap.wrap(taken, 90, break_on_hyphens=False)]
     lines += ["", "Flags:"]
     lines += [f"  {f'--{name}={value}':<26}{meaning}" for name, (value, meaning) in FLAGS.items()]
     return "\n".join(lines)

@@ -119,10 +119,13 @@ class LoadedModel:
         """The text of the ids."""
         return corpus.decode(ids, self.vocabulary)
 
-    def logprobs(self, text: bytes | str) -> np.ndarray:
-        """log p of every symbol except the first, given all symbols before it, in nats. Memory starts empty."""
+    def logprobs(self, text: bytes | str, on_progress: Callable[[float], None] = lambda share: None) -> np.ndarray:
+        """log p of every symbol except the first, given all symbols before it, in nats. Memory starts empty.
+
+        `on_progress` is called with the completed fraction.
+        """
         ids = self.encode(text)
-        logprobs = [logprob_T for logprob_T, _ in self._scored_chunks(ids)]
+        logprobs = [logprob_T for logprob_T, _ in self._scored_chunks(ids, on_progress)]
         return np.concatenate(logprobs) if logprobs else np.zeros(0, np.float32)
 
     def spans(self, text: bytes | str = b"") -> np.ndarray:
@@ -140,7 +143,9 @@ class LoadedModel:
             z_LH = self._z_LH
         return span.head_spans(z_LH, self.config.span.ramp, self.config.span.limit)
 
-    def _scored_chunks(self, ids: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _scored_chunks(
+        self, ids: np.ndarray, on_progress: Callable[[float], None] = lambda share: None
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
         """For every chunk: (the log-probabilities of its targets, z_LH averaged over the tokens that have a target)."""
         targets = max(ids.size - 1, 0)
         padded = np.pad(ids.astype(np.int32), (0, -targets % CHUNK))
@@ -149,6 +154,9 @@ class LoadedModel:
             part_1T, scored_1T = padded[None, start : start + CHUNK + 1], (np.arange(CHUNK) < targets - start)[None]
             chunk_scores, cache = self._score(self.decoder.weights, part_1T[:, :-1], part_1T[:, 1:], scored_1T, cache)
             scores.append(chunk_scores)
+            if start % (16 * CHUNK) == 0:
+                jax.block_until_ready(chunk_scores)
+                on_progress(start / targets)
         scores = jax.device_get(scores)
         return [(logprob_T[: targets - CHUNK * number], z_LH) for number, (logprob_T, z_LH) in enumerate(scores)]
 

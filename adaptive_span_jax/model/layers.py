@@ -42,8 +42,11 @@ class PersistentVectors(nnx.Module):
 
     def attend(self, query_BTHK: jax.Array, dropout: Dropout | None = None) -> tuple[jax.Array, jax.Array]:
         """(output_BTHK, log_sum_BTH) over these vectors alone."""
-        key_HKU, value_HUK = (array[...].astype(query_BTHK.dtype) for array in (self.key_HKU, self.value_HUK))
-        return persistent.attend(query_BTHK, key_HKU, value_HUK, dropout)
+        return persistent.attend(query_BTHK, *self.vectors(query_BTHK.dtype), dropout)
+
+    def vectors(self, dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
+        """(key_HKU, value_HUK) in a dtype."""
+        return self.key_HKU[...].astype(dtype), self.value_HUK[...].astype(dtype)
 
 
 class SpanAttention(nnx.Module):
@@ -104,12 +107,10 @@ class SpanAttention(nnx.Module):
         dtype = hidden_BTD.dtype
         z_BTH = self.span(hidden_BTD)
         width, heads, _ = self.key_DHK.shape
-        persistent = self.persistent.key_HKU.shape[-1] if self.persistent else 0
-        attend = paths.attend_by(
-            self.path, hidden_BTD.shape[1], width, heads, memory.limit, memory.ring, dtype, persistent
-        )
+        vectors = self.persistent.key_HKU.shape[-1] if self.persistent else 0
+        path = paths.path_of(self.path, hidden_BTD.shape[1], width, heads, memory.limit, memory.ring, dtype, vectors)
         query_BTHK = self._query(hidden_BTD)
-        in_context = attend(
+        in_context = path.attend(
             query_BTHK,
             hidden_BTD,
             memory,
@@ -121,19 +122,21 @@ class SpanAttention(nnx.Module):
             valid_length=valid_length,
             dropout=dropout.at(_IN_ATTENTION) if dropout else None,
         )
-        if not isinstance(in_context, tuple):
-            in_context = in_context, jnp.zeros(())  # the fused kernels do not return log_sum yet
-        output_BTHK = self.with_persistent(query_BTHK, in_context, dropout)
+        output_BTHK = self.with_persistent(query_BTHK, in_context, dropout, path.join)
         return linear(output_BTHK, self.output_HKD[...].astype(dtype), 2), z_BTH
 
     def with_persistent(
-        self, query_BTHK: jax.Array, in_context: tuple[jax.Array, jax.Array], dropout: Dropout | None = None
+        self,
+        query_BTHK: jax.Array,
+        in_context: tuple[jax.Array, jax.Array],
+        dropout: Dropout | None = None,
+        join: Callable[..., jax.Array] = persistent.join,
     ) -> jax.Array:
         """output_BTHK over context and persistent vectors, given (output_BTHK, log_sum_BTH) over the context."""
         if self.persistent is None:
             return in_context[0]
-        in_persistent = self.persistent.attend(query_BTHK, dropout.at(_IN_PERSISTENT) if dropout else None)
-        return persistent.merge(in_context, in_persistent)
+        dropout = dropout.at(_IN_PERSISTENT) if dropout else None
+        return join(in_context, query_BTHK, *self.persistent.vectors(query_BTHK.dtype), dropout)
 
     def weights(
         self,

@@ -2,9 +2,9 @@
 
 Counted: every bundle that a chip issues, a cycle each, with loops multiplied out. Layers are scans with constant turns,
 several of them if `model.sandwich` is set. What depends on the spans follows from those of a scan's own layers: the
-turns of the XLA path's far loops (model/flops.py), and the branches and turns of the attention kernel (`kernel_turns`).
-An operation takes no less than its products take the MXUs. Not counted: waiting for HBM or for other chips; the traffic
-is counted beside the cycles.
+turns of the XLA path's far loops (model/flops.py), and the branches and turns of the attention kernel (`kernel_turns`);
+kernels for persistent vectors do the same at any span. An operation takes no less than its products take the MXUs. Not
+counted: waiting for HBM or for other chips; the traffic is counted beside the cycles.
 """
 
 import dataclasses
@@ -41,6 +41,7 @@ PARTS = (DENSE, FORWARD, BACKWARD, LAYERS, OUTSIDE, COLLECTIVES, CONTROL)
 _BACKWARD_SCOPE, _ATTENTION_SCOPE = "transpose(", "shard_map"
 _COLLECTIVE_OPCODES = ("all-", "reduce-scatter", "collective-")
 _FORWARD_KERNELS, _BACKWARD_KERNELS = ("span_forward", "span_fwd"), ("span_backward", "span_bwd")
+_PERSISTENT_KERNELS = {"persistent_forward": FORWARD, "persistent_backward": BACKWARD}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,14 +204,19 @@ def count_step(config: Config, dump: Dump, z_LH: np.ndarray, chips: int) -> Step
 
 
 def kernels(dump: Dump) -> dict[str, KernelCost]:
-    """The pieces of the program's attention kernels, by name; none on the XLA path."""
+    """The pieces of the program's kernels for attention to the context, by name; none on the XLA path."""
     names = (
         instruction.name
         for computation in dump.program.computations.values()
         for instruction in computation.values()
-        if hlo.KERNEL in instruction.attributes
+        if hlo.KERNEL in instruction.attributes and not _persistent_part(instruction)
     )
     return {name: KernelCost.of(dump.schedules[name]) for name in names}
+
+
+def _persistent_part(instruction: hlo.Instruction) -> str | None:
+    """The part of the step that a kernel for persistent vectors belongs to; its turns depend on no spans."""
+    return _PERSISTENT_KERNELS.get(instruction.name.split(".")[0]) if hlo.KERNEL in instruction.attributes else None
 
 
 def _sum(operations: Iterable[Operation]) -> Cost:
@@ -317,6 +323,11 @@ class _Counter:
     def _operation(self, instruction: hlo.Instruction, place: _Place) -> Operation:
         name, schedule = instruction.name, self._schedules[instruction.name]
         moved = self._program.traffic(instruction, place.computation)
+        if part := _persistent_part(instruction):
+            counted = count(schedule)
+            if counted.unknown:
+                raise ScheduleError(f"{name}: expected loops with constant turns")
+            return Operation.of(name, part, place.runs, counted, moved)
         turns = self._turns(instruction, place)
         if hlo.KERNEL in instruction.attributes:
             part = FORWARD if any(kind in name for kind in _FORWARD_KERNELS) else BACKWARD

@@ -140,8 +140,8 @@ def _sample(sample: dict[str, Any] | None) -> str:
     else:
         text = (
             f'<pre><span class="prompt">{escape(sample["prompt"])}</span>{escape(sample["continuation"])}</pre>\n'
-            '<p class="soft"><span class="prompt">Shaded</span>: the prompt, from the start of dev. The rest was '
-            f"generated at temperature {sample['temperature']:g}.</p>"
+            '<p class="soft"><span class="prompt">Shaded</span>: the prompt, from the start of '
+            f"{escape(sample['source'])}. The rest was generated at temperature {sample['temperature']:g}.</p>"
         )
     return f'<section id="sample"><h2>A generated sample</h2>\n{text}</section>\n'
 

@@ -32,6 +32,12 @@ class Probe(NamedTuple):
     passage_span_T: np.ndarray  # the span at each of its characters, averaged over heads
 
 
+def length(config: Config) -> int:
+    """The symbols per stream that a probe reads if the text is long enough: to fill the memory, then to measure."""
+    segment = min(config.train.segment, _LONGEST_SEGMENT)
+    return (-(-config.span.limit // segment) + _SEGMENTS) * segment + 1
+
+
 def probe_model(config: Config, params: transformer.Params, corpus: Corpus) -> Probe:
     """Probes a model on part of dev with the reference attention on one device."""
     limit, heads = config.span.limit, config.model.heads

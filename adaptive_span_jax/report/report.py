@@ -47,11 +47,12 @@ class Run:
     parameters: int
     dev_bits: float | None
     test_bits: float | None
-    order2_bits: float  # of train: a baseline
+    order2_bits: float | None  # of train: a baseline; None if neither train nor the run's result is here
     z_LH: np.ndarray  # each head's z in positions, averaged over all scored tokens of dev if it depends on the token
     metrics: list[dict[str, Any]]
     spans: list[dict[str, Any]]
     probe: Probe
+    probed: str  # the name of the text that was probed
     sample: Sample | None  # None if parameters or predictions are not finite
 
     @property
@@ -83,11 +84,20 @@ class Run:
 
 
 def write_report(
-    config: Config, directory: Path, corpus: Corpus, params: transformer.Params, step: int, z_LH: np.ndarray
+    config: Config,
+    directory: Path,
+    corpus: Corpus,
+    params: transformer.Params,
+    step: int,
+    z_LH: np.ndarray,
+    probed: str = "dev",
 ) -> Path:
-    """Writes `report/` of a run, given its parameters and the z of its dev evaluation; returns the page's path."""
+    """Writes `report/` of a run, given its parameters and the z of its dev evaluation; returns the page's path.
+
+    `probed` names the text in `corpus.dev`, which may be another than dev (report/sample.py).
+    """
     with terminal.share_done("writing the report") as show:
-        run = collect(config, directory, corpus, params, step, z_LH)
+        run = collect(config, directory, corpus, params, step, z_LH, probed)
         show(0.5)
         target = directory / "report"
         storage.make_folder(target)
@@ -128,7 +138,13 @@ def _result_of_step(directory: Path, step: int) -> dict[str, Any]:
 
 
 def collect(
-    config: Config, directory: Path, corpus: Corpus, params: transformer.Params, step: int, z_LH: np.ndarray
+    config: Config,
+    directory: Path,
+    corpus: Corpus,
+    params: transformer.Params,
+    step: int,
+    z_LH: np.ndarray,
+    probed: str = "dev",
 ) -> Run:
     """Collects everything the report needs."""
     metrics = [_finite(line) for line in read_lines(directory / "metrics.jsonl") if line["step"] <= step]
@@ -146,12 +162,13 @@ def collect(
         parameters=transformer.parameter_count(params),
         dev_bits=result.get("dev_bits", evaluated[-1] if evaluated else None),
         test_bits=result.get("test_bits"),
-        order2_bits=result.get("order2_bits") or order2_bits(corpus.train),
+        order2_bits=result.get("order2_bits") or (order2_bits(corpus.train) if corpus.train.size else None),
         z_LH=z_LH,
         metrics=metrics,
         spans=spans,
         probe=seen,
-        sample=draw_sample(config, params, corpus, step),
+        probed=probed,
+        sample=draw_sample(config, params, corpus, step, probed),
     )
 
 
@@ -172,7 +189,8 @@ def draw(run: Run) -> list[Drawing]:
     if len(run.spans) > 1:
         steps_N, z_NLH = (np.array([line[name] for line in run.spans]) for name in ("step", "z_LH"))
         found.append(span_history(steps_N, z_NLH, ramp, limit))
-    found.append(attention_patterns(seen.weight_LHS, run.z_LH, ramp, seen.queries, run.config.model.persistent))
+    persistent = run.config.model.persistent
+    found.append(attention_patterns(seen.weight_LHS, run.z_LH, ramp, seen.queries, run.probed, persistent))
     found.append(cost_by_limit(run.config, run.z_LH, seen.furthest_z_LH))
     if any("train_bits" in line for line in run.metrics):
         found.append(training_curves(run.metrics, run.unit))

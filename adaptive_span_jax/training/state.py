@@ -79,7 +79,13 @@ def to_trees(state: TrainState) -> dict[str, Any]:
 
 
 def restore_state(checkpoints: Checkpoints, step: int, abstract: TrainState) -> TrainState:
-    """The state of a checkpoint, with the shardings of `abstract`."""
-    trees = checkpoints.restore(step, to_trees(abstract))
+    """The state of a checkpoint, with the shardings of `abstract`; raises if it has parameters only."""
+    wanted = to_trees(abstract)
+    if missing := sorted(wanted.keys() - checkpoints.names(step)):
+        raise UserError(
+            f"the checkpoint of step {step:,} has no {' and no '.join(missing)}, so it cannot be resumed; start a new "
+            "run from its weights with --config.init_from=WORKDIR --workdir=NEW"
+        )
+    trees = checkpoints.restore(step, wanted)
     number = jax.device_put(np.asarray(step, abstract.step.dtype), abstract.step.sharding)
     return TrainState(number, trees["params"], trees["optimizer"], trees["memory"])

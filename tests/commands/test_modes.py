@@ -15,6 +15,7 @@ OF_EACH = {
     "generate": "generate.length generate.seed",
     "compress": "",
     "decompress": "",
+    "export-weights": "",
     "verify": "",
     "prepare": "data.path data.archive data.directory",
     "plan": "seed data.path model.width train.batch_size",
@@ -62,7 +63,8 @@ def test_a_mode_takes_its_own_fields_and_no_others(mode):
         ),
         (
             ["--mode=verify", "--step=best"],
-            "does not use --step, which is for --mode=evaluate, report, generate, compress, decompress or export-torch",
+            "does not use --step, which is for --mode=evaluate, report, generate, compress, decompress, "
+            "export-torch or export-weights",
         ),
         (["--mode=train", "--nosuch"], "'nosuch'"),
     ],

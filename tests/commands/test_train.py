@@ -60,10 +60,10 @@ def test_bfloat16_trains_like_float32():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sandwich", [0, 1])
-def test_resumed_training_is_the_same_training(tmp_path, sandwich):
+@pytest.mark.parametrize("sizes", [{}, {"sandwich": 1}, {"persistent": 7}])
+def test_resumed_training_is_the_same_training(tmp_path, sizes):
     """Bit for bit, with dropout, warm-up and a new epoch on the way."""
-    fields = {"model": {"dropout": 0.2, "sandwich": sandwich}, "data": {"max_bytes": 1500}}
+    fields = {"model": {"dropout": 0.2, **sizes}, "data": {"max_bytes": 1500}}
     whole, parts = tiny_config(train={"steps": 60}, **fields), tiny_config(train={"steps": 23}, **fields)
     assert train.train(whole, tmp_path / "whole", "command") == 0
     assert train.train(parts, tmp_path / "parts", "command") == 0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptive_span_jax.data.entropy import order2_bits
+from adaptive_span_jax.data.entropy import order2_bits, order_bits
 
 
 def test_known_values():
@@ -37,3 +37,20 @@ def test_highest_byte_values_do_not_overflow():
 def test_too_few_symbols():
     with pytest.raises(ValueError, match="at least three"):
         order2_bits(np.array([1, 2], np.uint8))
+
+
+@given(st.lists(st.integers(250, 255), min_size=9, max_size=60), st.integers(0, 7))
+def test_any_order_is_the_definition(symbols, order):
+    grams = [tuple(symbols[start : start + order + 1]) for start in range(len(symbols) - order)]
+    count_of_gram = collections.Counter(grams)
+    count_of_context = collections.Counter(gram[:-1] for gram in grams)
+    expected = -sum(math.log2(count_of_gram[gram] / count_of_context[gram[:-1]]) for gram in grams) / len(grams)
+    npt.assert_allclose(order_bits(np.array(symbols, np.uint8), order), expected, atol=1e-12)
+
+
+def test_contexts_that_do_not_fit_are_rejected():
+    for order in (-1, 8):
+        with pytest.raises(ValueError, match=f"order is {order}"):
+            order_bits(np.zeros(20, np.uint8), order)
+    with pytest.raises(ValueError, match="more than 3 symbols"):
+        order_bits(np.zeros(3, np.uint8), 3)

@@ -17,6 +17,7 @@ from tests.conftest import tiny_config
 VOCABULARY, STREAMS, LENGTH = 11, 2, 192
 TOKENS = np.random.default_rng(1).integers(0, VOCABULARY, (STREAMS, LENGTH)).astype(np.int32)
 KINDS = ["fixed", "adaptive", "dynamic"]
+slow = pytest.mark.slow
 
 
 def spread_model(kind="adaptive", limit=150, **fields):
@@ -32,9 +33,10 @@ def spread_model(kind="adaptive", limit=150, **fields):
     if kind == "dynamic":
         span["weight_DH"] = jnp.asarray(random.normal(size=span["weight_DH"].shape), jnp.float32) / 3
         span["bias_H"] = jnp.asarray(random.normal(size=span["bias_H"].shape), jnp.float32) - 1
-    for name in ("feedforward_norm", "attention_norm"):
-        norm = params["layers"][name]
-        norm["bias"] = jnp.asarray(random.normal(size=norm["bias"].shape), jnp.float32)
+    for name in ("attention_norm", "feedforward_norm"):
+        if name in params["layers"]:
+            norm = params["layers"][name]
+            norm["bias"] = jnp.asarray(random.normal(size=norm["bias"].shape), jnp.float32)
     return config, params
 
 
@@ -68,18 +70,27 @@ def read(config, params, chunks, tokens_BT=TOKENS, padding=0):
     return np.concatenate(logits, axis=1), np.average(spans, axis=0, weights=chunks)
 
 
-@pytest.mark.parametrize(("kind", "sandwich"), [*((kind, 0) for kind in KINDS), ("adaptive", 3), ("dynamic", 1)])
-def test_same_numbers_as_the_model_in_training(kind, sandwich):
-    config, params = spread_model(kind, sandwich=sandwich)
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        *((kind, {}) for kind in KINDS),
+        *(("adaptive", {"sandwich": 3}), ("dynamic", {"sandwich": 1}), ("adaptive", {"persistent": 9})),
+        *(pytest.param(kind, {"persistent": 9}, marks=slow) for kind in KINDS[::2]),
+    ],
+)
+def test_same_numbers_as_the_model_in_training(kind, sizes):
+    config, params = spread_model(kind, **sizes)
     expected, spans = oracle(config, params)
     found, found_spans = read(config, params, [128, *[1] * 64])  # two chunks at once
     assert_allclose(found, expected, atol=1e-5)
     assert_allclose(found_spans, spans, rtol=1e-4)
 
 
-@pytest.mark.parametrize("limit", [7, pytest.param(64, marks=pytest.mark.slow), 65])
-def test_same_numbers_at_any_limit_even_without_empty_memory(limit):
-    config, params = spread_model(limit=limit, mask_empty_memory=True)
+@pytest.mark.parametrize(
+    ("limit", "persistent"), [(7, 0), pytest.param(64, 0, marks=slow), (65, 0), pytest.param(7, 9, marks=slow)]
+)
+def test_same_numbers_at_any_limit_even_without_empty_memory(limit, persistent):
+    config, params = spread_model(limit=limit, mask_empty_memory=True, persistent=persistent)
     assert_allclose(read(config, params, [64] * 3)[0], oracle(config, params)[0], atol=1e-5)
 
 
@@ -90,7 +101,7 @@ def test_bfloat16_is_close():
     assert_allclose(read(config, params, [64] * 3)[0], exact, atol=0.1)
 
 
-@pytest.mark.parametrize("mask_empty_memory", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("mask_empty_memory", [pytest.param(False, marks=slow), True])
 def test_padding_in_front_leaves_no_trace(mask_empty_memory):
     config, params = spread_model(mask_empty_memory=mask_empty_memory)
     expected, _ = oracle(config, params)
@@ -106,14 +117,17 @@ def test_cache_is_only_as_long_as_heads_read():
     assert rows == [[((0,), 128), ((1,), 256)], [((0, 1), 128)], [((1,), 128), ((0,), 192)]]
 
 
-@pytest.mark.parametrize("sandwich", [0, 1, 3])
-def test_dynamic_reach_holds_for_every_input(sandwich):
-    config, params = spread_model("dynamic", sandwich=sandwich)
-    before = {  # attention sublayers 1 and 2: the LayerNorm whose output they get, and its number
-        0: [("feedforward_norm", 0), ("feedforward_norm", 1)],
-        1: [("attention_norm", 0), ("feedforward_norm", 0)],
-        3: [("attention_norm", 0), ("attention_norm", 1)],
-    }[sandwich]
+@pytest.mark.parametrize(
+    ("sizes", "before"),  # attention sublayers 1 and 2: the LayerNorm whose output they get, and its number
+    [
+        ({}, [("feedforward_norm", 0), ("feedforward_norm", 1)]),
+        ({"sandwich": 1}, [("attention_norm", 0), ("feedforward_norm", 0)]),
+        ({"sandwich": 3}, [("attention_norm", 0), ("attention_norm", 1)]),
+        ({"persistent": 9}, [("attention_norm", 0), ("attention_norm", 1)]),
+    ],
+)
+def test_dynamic_reach_holds_for_every_input(sizes, before):
+    config, params = spread_model("dynamic", **sizes)
     random, reach_LH = np.random.default_rng(7), cache_plan.head_reach(config, params)
     width = config.model.width
     for index in range(config.model.layers):

@@ -34,8 +34,12 @@ def at_the_root(monkeypatch, one_device):
 
 @pytest.fixture
 def options(tmp_path):
-    """The options that say what the golden checkpoint does not, with its evaluation text as dev."""
-    golden = np.load(GOLDEN / "adaptive_tiny.npz")
+    return options_of("adaptive_tiny", tmp_path)
+
+
+def options_of(name, tmp_path):
+    """The options that say what a golden checkpoint does not, with its evaluation text as dev."""
+    golden = np.load(GOLDEN / f"{name}.npz")
     published = json.loads(str(golden["config"]))
     # Ids in order of first appearance: this text gives every symbol the id it has in the golden run.
     order, dev = list(range(published["vocab_size"])) * 20, golden["eval_tokens"].reshape(-1).tolist()
@@ -106,6 +110,83 @@ def test_published_checkpoint_there_and_back(options, tmp_path, capsys):
     assert torch.load(back, weights_only=True)["iter_no"] == 9
 
 
+def test_all_attention_checkpoint_there_and_back(tmp_path, capsys, no_report):
+    source, run, back = GOLDEN / "persistent_tiny.pt", tmp_path / "run", tmp_path / "back.pt"
+    options = options_of("persistent_tiny", tmp_path)
+    assert import_torch(source, run, FIELDS, options) == 0
+    assert "13 persistent vectors per head" in capsys.readouterr().out
+    config = Config.from_dict(json.loads((run / "config.json").read_text()))
+    assert config.model.persistent == 13
+
+    assert evaluate.evaluate(run, "latest") == 0
+    found = json.loads((run / "evaluation.json").read_text())
+    expected = np.load(GOLDEN / "persistent_tiny.npz")["full_eval_nll"]
+    assert_allclose(found["dev_published"]["bits"] * math.log(2), expected, atol=1e-6)
+
+    assert export_torch(back, run, "latest") == 0
+    same(torch.load(back, weights_only=True), torch.load(source, weights_only=True))
+
+    assert train.train(config, run, "command") == 0
+    assert "from step 8" in capsys.readouterr().out
+    (text,) = adaptive_span_jax.load(run).generate("ABC", 10)
+    assert len(text) == 10
+
+
+def synthetic(path, *, heads, width, limit, count, adaptive, layers=2, symbols=29):
+    """Writes an all-attention checkpoint of random weights and sums, in the published order."""
+    random = torch.Generator().manual_seed(0)
+    head_width, shapes, listed = width // heads, {}, {}
+    shapes["key_pe"] = (1, head_width, limit)
+    shapes |= {"in_emb.weight": (symbols, width), "out_emb.weight": (symbols, width), "out_emb.bias": (symbols,)}
+    for layer in range(layers):
+        attention = f"layers.{layer}.attn."
+        if adaptive:
+            shapes[f"{attention}attn.adaptive_span._mask.current_val"] = (heads, 1, 1)
+        shapes[f"{attention}attn.persistent_memory.key"] = (heads, head_width, count)
+        shapes[f"{attention}attn.persistent_memory.val"] = (heads, count, head_width)
+        shapes |= {f"{attention}proj_{name}.weight": (width, width) for name in ("query", "out", "val", "key")}
+        shapes |= {f"layers.{layer}.norm1.{name}": (width,) for name in ("weight", "bias")}
+    weights = {f"module.{name}": torch.rand(shape, generator=random) for name, shape in shapes.items()}
+    for name, tensor in weights.items():
+        listed[name] = tensor
+        template = torch.arange(1 - limit, 1, dtype=torch.float32)
+        if name.endswith("current_val"):
+            listed[name.replace("current_val", "mask_template")] = template
+        if adaptive and name.endswith("persistent_memory.val"):
+            own = name.replace("persistent_memory.val", "adaptive_span._mask.current_val")
+            again = own.replace("adaptive_span", "persistent_memory.adaptive_span")
+            listed |= {again: weights[own], again.replace("current_val", "mask_template"): template.clone()}
+    state = {n: {"step": 5, "sum": torch.rand(w.shape, generator=random)} for n, w in enumerate(weights.values())}
+    group = {"lr": 0.07, "grad_clip": 0.03, "lr_decay": 0, "weight_decay": 0, "params": list(range(len(weights)))}
+    content = {"iter_no": 4, "model": listed, "logger": {}, "optimizer": {"state": state, "param_groups": [group]}}
+    torch.save(content | {"scheduler_iter": 5}, path)
+    return weights
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"heads": 2, "width": 8, "limit": 9, "count": 5, "adaptive": False},
+        {"heads": 1, "width": 6, "limit": 7, "count": 1, "adaptive": True},
+        {"heads": 4, "width": 12, "limit": 5, "count": 23, "adaptive": True, "layers": 3},
+        {"heads": 3, "width": 12, "limit": 5, "count": 23, "adaptive": False, "layers": 1},
+    ],
+)
+def test_other_all_attention_checkpoints_there_and_back(sizes, options, tmp_path):
+    source, run, back = tmp_path / "source.pt", tmp_path / "run", tmp_path / "back.pt"
+    weights = synthetic(source, **sizes)
+    assert import_torch(source, run, FIELDS, options) == 0
+    config = Config.from_dict(json.loads((run / "config.json").read_text()))
+    found = config.model.heads, config.model.width, config.span.limit, config.model.persistent, config.span.kind
+    kind = "adaptive" if sizes["adaptive"] else "fixed"
+    assert found == (*(sizes[name] for name in ("heads", "width", "limit", "count")), kind)
+    layer = adaptive_span_jax.load(run).decoder.weights["layers"][0]["attention"]
+    for ours, theirs in (("key_HKU", "key"), ("value_HUK", "val")):
+        assert_array_equal(layer["persistent"][ours], weights[f"module.layers.0.attn.attn.persistent_memory.{theirs}"])
+    assert export_torch(back, run, "latest") == 0
+    same(torch.load(back, weights_only=True), torch.load(source, weights_only=True))
+
+
 def broken(tmp_path, change):
     content = torch.load(GOLDEN / "reference_tiny.pt", weights_only=True)
     change(content)
@@ -118,7 +199,13 @@ def broken(tmp_path, change):
     [
         (
             lambda c: c["model"].update({"module.layers.0.attn.attn.persistent_memory.key": torch.zeros(1)}),
-            "is a persistent-memory model",
+            "another kind of model. Unknown: layers.0.ff.fc1.bias",
+        ),
+        (
+            lambda c: c["model"].update(
+                {"module.layers.0.attn.attn.persistent_memory.adaptive_span._mask.current_val": torch.zeros(4, 1, 1)}
+            ),
+            "that differs from the one of the same layer's attention",
         ),
         (
             lambda c: c["model"].update({"module.in_emb.emb_layers.0.weight": torch.zeros(1)}),

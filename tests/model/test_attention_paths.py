@@ -8,9 +8,10 @@ import pytest
 
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.errors import UserError
-from adaptive_span_jax.model.attention import fused, paths, per_head, reference
+from adaptive_span_jax.model.attention import fused, paths, per_head, persistent, reference
+from adaptive_span_jax.model.attention.fused import persistent as fused_persistent
 from adaptive_span_jax.runtime import sharding
-from configs import enwik8_large, enwik8_small, quickstart, text8_dynamic, text8_fixed
+from configs import enwik8_large, enwik8_persistent, enwik8_small, quickstart, text8_dynamic, text8_fixed
 
 SIZES: dict[str, Any] = {
     "segment": 512,
@@ -82,7 +83,9 @@ def test_a_path_that_was_asked_for_is_taken(platform):
         assert choose(asked, platform=platform) == (asked, f"model.attention = {asked}")
 
 
-@pytest.mark.parametrize("module", [enwik8_small, enwik8_large, text8_dynamic, text8_fixed, quickstart])
+@pytest.mark.parametrize(
+    "module", [enwik8_small, enwik8_large, enwik8_persistent, text8_dynamic, text8_fixed, quickstart]
+)
 def test_the_configs_run_the_kernels_on_tpus(module):
     config = Config.from_dict(module.get_config().to_dict())
     assert paths.choose_for(config, "tpu") == ("fused", None)
@@ -91,11 +94,40 @@ def test_the_configs_run_the_kernels_on_tpus(module):
     assert paths.choose_for(plain, "tpu") == ("plain", "model.attention = plain")
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"persistent_vectors": 1000}, "model.persistent = 1000 is not a multiple of 128"),
+        ({"persistent_vectors": 1024, "width": 768}, "heads of 96 are none of 32, 64, 128"),
+        (
+            {"persistent_vectors": 16_384, "segment": 1024, "dtype": "float32"},
+            "model.persistent = 16384 would need 108 MiB of VMEM, of which 56 MiB can be used",
+        ),
+    ],
+)
+def test_persistent_vectors_that_the_kernels_do_not_support(changes, reason):
+    for asked in ("auto", "fused"):
+        choice = choose(asked, **changes)
+        assert choice == ("fused", f"persistent vectors by XLA: {reason}")
+        assert paths.describe(choice) == f"fused TPU kernels (persistent vectors by XLA: {reason})"
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"persistent_vectors": 8192}, {"heads": 4}, {"heads": 16}, {"segment": 1024, "dtype": "float32"}]
+)
+def test_persistent_vectors_that_the_kernels_support(changes):
+    assert choose(**({"persistent_vectors": 1024} | changes)) == ("fused", None)
+
+
 def test_the_platform_is_the_one_that_is_traced_for(monkeypatch):
-    sizes = {name: value for name, value in SIZES.items() if name != "platform"}
-    assert paths.attend_by("auto", **sizes) is per_head.attend
-    assert paths.attend_by("plain", **sizes) is reference.attend
-    assert paths.attend_by("fused", **sizes) is fused.attend
+    def of(asked: str = "auto", **changes: Any) -> paths.Path:
+        sizes = SIZES | {"persistent_vectors": 1024} | changes
+        return paths.path_of(asked, **{name: value for name, value in sizes.items() if name != "platform"})
+
+    assert of() == (per_head.attend, persistent.join)
+    assert of("plain") == (reference.attend, persistent.join)
+    assert of("fused") == (fused.attend, fused_persistent.join)
     monkeypatch.setattr(sharding, "platform", lambda: "tpu")
-    assert paths.attend_by("auto", **sizes) is fused.attend
-    assert paths.attend_by("auto", **(sizes | {"segment": 100})) is per_head.attend
+    assert of() == (fused.attend, fused_persistent.join)
+    assert of(persistent_vectors=1000) == (fused.attend, persistent.join)
+    assert of(segment=100) == (per_head.attend, persistent.join)

@@ -49,6 +49,13 @@ def test_shares_and_saving():
     assert round(100 * (1 - per_layer[314] / per_layer[8192])) == 70
 
 
+def test_persistent_vectors_cost_what_as_many_positions_cost():
+    config = load("enwik8_persistent_small")
+    assert flops.paper_flops(config, 314) == 18 * (4 * 512**2 + 2 * 512 * (1024 + 314))
+    wider = dataclasses.replace(config, model=dataclasses.replace(config.model, feedforward=4096))
+    assert flops.paper_flops(wider, 314) == flops.paper_flops(config, 314)
+
+
 def with_spans(config: Config, z_LH: np.ndarray) -> transformer.Params:
     params = transformer.init(config, VOCABULARY, jax.random.key(0))
     params[transformer.LAYERS]["attention"]["span"]["span_fraction_H"] = jnp.asarray(
@@ -80,26 +87,29 @@ def executed_products(config: Config, z_LH: np.ndarray, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("platform", "segment", "limit", "z_LH"),
+    ("platform", "segment", "limit", "z_LH", "persistent"),
     [
-        ("cpu", 128, 300, [[0, 300], [40, 133]]),
-        ("cpu", 70, 100, [[100, 20], [31, 60]]),  # padded to 128; memory shorter than a block
-        ("cpu", 13, 37, [[3, 37], [0, 9]]),  # near only
-        ("gpu", 320, 600, [[0, 600], [40, 133]]),
+        ("cpu", 128, 300, [[0, 300], [40, 133]], 0),
+        ("cpu", 70, 100, [[100, 20], [31, 60]], 0),  # padded to 128; memory shorter than a block
+        ("cpu", 13, 37, [[3, 37], [0, 9]], 0),  # near only
+        ("cpu", 13, 37, [[3, 37], [0, 9]], 11),
+        ("gpu", 320, 600, [[0, 600], [40, 133]], 0),
     ],
 )
-def test_executed_is_what_is_executed(platform, segment, limit, z_LH, monkeypatch):
-    config = tiny_config(
-        model={"layers": 2, "width": 6, "feedforward": 5}, span={"limit": limit}, train={"segment": segment}
-    )
+def test_executed_is_what_is_executed(platform, segment, limit, z_LH, persistent, monkeypatch):
+    sizes = {"layers": 2, "width": 6, "feedforward": 5, "persistent": persistent}
+    config = tiny_config(model=sizes, span={"limit": limit}, train={"segment": segment})
     z_LH = np.array(z_LH, np.float32)
     with far_tiles_of(platform):
         found = flops.cost(config, jnp.asarray(z_LH), "per_head").executed
         assert_allclose(found, executed_products(config, z_LH, monkeypatch), rtol=1e-6)
 
 
-def test_published_is_plain_attention_where_spans_are_full(monkeypatch):
-    config = tiny_config(model={"attention": "plain"}, span={"limit": 64}, train={"segment": 16})
+@pytest.mark.parametrize("persistent", [0, 11])
+def test_published_is_plain_attention_where_spans_are_full(persistent, monkeypatch):
+    config = tiny_config(
+        model={"attention": "plain", "persistent": persistent}, span={"limit": 64}, train={"segment": 16}
+    )
     z_LH = np.full((3, 2), 64.0)
     found = flops.published_flops(config, jnp.asarray(z_LH, jnp.float32))
     assert_allclose(found, executed_products(config, z_LH, monkeypatch), rtol=1e-6)

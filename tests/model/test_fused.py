@@ -55,6 +55,7 @@ class Case(NamedTuple):
     per_token: bool = False
     masks_empty: bool = False
     memory_dtype: Any = np.float32
+    log_sum: bool = False  # whether the loss depends on it, as with persistent vectors
 
     @property
     def width(self) -> int:
@@ -68,7 +69,7 @@ class Case(NamedTuple):
 
 @functools.cache
 def inputs(case: Case) -> dict:
-    arrays = draw(case.streams, case.length, case.limit, case.heads, case.width, np.float32, log_sum=False)
+    arrays = draw(case.streams, case.length, case.limit, case.heads, case.width, np.float32, log_sum=case.log_sum)
     return arrays | {"memory": draw_ring(case.streams, case.limit, case.length, case.width, case.memory_dtype)}
 
 
@@ -94,6 +95,8 @@ def check(case: Case, z: Any, end: int = 0, seed: int = 1, valid_length: int | N
     # that cancel. With this part of d_output they have the same sign, so that the sum is as exact in float32 as they.
     output = exact(arrays, z_BTH, valid, seed, case.rate)["output"]
     arrays["d_output"] = (arrays["d_output"] - 2 * output).astype(np.float32)
+    if case.log_sum:
+        arrays["d_log_sum"] = np.abs(arrays["d_log_sum"])
     expected = exact(arrays, z_BTH, valid, seed, case.rate)
     found = jax.device_get(run(fused, arrays, z_BTH, valid, seed, ramp=RAMP, rate=case.rate))
     for name, error in errors(found, expected).items():
@@ -201,6 +204,12 @@ def test_same_as_plain(z, end):
     check(Case(length=128, limit=300, heads=2, head_width=64), z, end)
 
 
+@pytest.mark.xdist_group("fused with log-sum")
+@pytest.mark.parametrize(("z", "valid_length"), [((300, 0), 128), ((31.5, 96), 0)])
+def test_log_sum_same_as_plain(z, valid_length):
+    check(Case(128, 300, 2, 64, masks_empty=True, log_sum=True), z, 128, valid_length=valid_length)
+
+
 CASES = {
     "one query block": Case(128, 640, 2, 64),
     "two query blocks": Case(256, 1024, 4, 64),
@@ -220,6 +229,9 @@ CASES = {
     "memory in bfloat16": Case(128, 640, 2, 64, memory_dtype=jnp.bfloat16),
     "empty memory": Case(256, 900, 2, 64, masks_empty=True),
     "empty memory, no dropout": Case(128, 640, 2, 64, rate=0.0, masks_empty=True),
+    "log-sum": Case(256, 900, 2, 64, log_sum=True),
+    "log-sum, no dropout": Case(128, 640, 4, 96, rate=0.0, log_sum=True),
+    "log-sum, z by token, empty memory": Case(256, 640, 4, 32, per_token=True, masks_empty=True, log_sum=True),
     "z by token": Case(256, 900, 2, 64, per_token=True),
     "z by token, empty memory": Case(128, 640, 4, 32, per_token=True, masks_empty=True),
 }
@@ -318,7 +330,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch, arrays: dict, z_BTH: np.ndarray, r
 
 def bfloat16_inputs(case: Case, z_BTH: np.ndarray, seed: int) -> dict:
     """Inputs as the model passes them: all in bfloat16 but the position table."""
-    arrays = draw(case.streams, case.length, case.limit, case.heads, case.width, np.float32, seed, log_sum=False)
+    arrays = draw(case.streams, case.length, case.limit, case.heads, case.width, np.float32, seed, case.log_sum)
     arrays = {name: array if name == "positions" else array.astype(jnp.bfloat16) for name, array in arrays.items()}
     arrays["memory"] = draw_ring(case.streams, case.limit, case.length, case.width, case.memory_dtype, seed)
     output = exact(arrays, z_BTH, None, seed, case.rate)["output"]  # why: see `check`
@@ -334,8 +346,9 @@ def bfloat16_inputs(case: Case, z_BTH: np.ndarray, seed: int) -> dict:
         Case(256, 512, 2, 64, memory_dtype=jnp.bfloat16),
         Case(256, 512, 4, 96, memory_dtype=jnp.bfloat16),
         Case(128, 512, 4, 32, memory_dtype=np.float32),
+        Case(256, 512, 2, 64, memory_dtype=jnp.bfloat16, log_sum=True),
     ],
-    ids=lambda case: f"heads of {case.head_width}",
+    ids=lambda case: f"heads of {case.head_width}{', log-sum' * case.log_sum}",
 )
 def test_bfloat16_is_as_exact_as_the_per_head_path(case):
     squares: dict = {fused: [], per_head: []}
@@ -471,6 +484,8 @@ def compile_for(topology: str, case: Case, dtype: Any) -> None:
         "positions": abstract(case.limit, case.head_width, stream_axis=None, dtype=np.float32),
         "d_output": by_query,
     }
+    if case.log_sum:
+        arrays["d_log_sum"] = abstract(streams, case.length, case.heads, dtype=np.float32)
     z = abstract(1, 1, case.heads, stream_axis=None, dtype=np.float32)
     if case.per_token:
         z = abstract(streams, case.length, case.heads, dtype=np.float32)
@@ -508,13 +523,14 @@ def test_only_v5p_has_two_cores():
     "case",
     [
         Case(512, 8192, 8, 64),
+        Case(512, 8192, 8, 64, log_sum=True),
         Case(512, 8192, 8, 96),
         Case(1024, 32_768, 8, 64),
         Case(256, 900, 2, 128),
         Case(128, 100, 2, 64, rate=0.0),
         Case(256, 900, 4, 64, masks_empty=True),
         Case(256, 900, 4, 64, per_token=True),
-        Case(384, 900, 4, 96, per_token=True, masks_empty=True),
+        Case(384, 900, 4, 96, per_token=True, masks_empty=True, log_sum=True),
     ],
 )
 def test_every_kind_compiles_for_tpus(case):

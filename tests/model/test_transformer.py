@@ -18,8 +18,14 @@ from adaptive_span_jax.model.memory import LayerMemory, Memory
 from tests.conftest import tiny_config
 
 KINDS = ("fixed", "adaptive", "dynamic")
-# Kinds of span and k of the sublayers' order, of 3 layers.
-KINDS_AND_ORDERS = [*((kind, 0) for kind in KINDS), ("adaptive", 1), ("dynamic", 2), ("adaptive", 3)]
+# Kinds of span, and what else decides which sublayers there are and in which order, of 3 layers.
+KINDS_AND_SIZES: list[tuple[str, dict]] = [
+    *((kind, {}) for kind in KINDS),
+    ("adaptive", {"sandwich": 1}),
+    ("adaptive", {"persistent": 7}),
+    *(("dynamic", {"sandwich": 2}), ("adaptive", {"sandwich": 3})),
+    *((kind, {"persistent": 7}) for kind in ("fixed", "dynamic")),
+]
 VOCABULARY = 11
 apply = jax.jit(transformer.apply, static_argnums=0)
 TOKENS = np.random.default_rng(1).integers(0, VOCABULARY, (2, 52)).astype(np.int32)
@@ -48,6 +54,7 @@ def oracle(config, params, tokens, memory_LBSD):
     for place, kind in enumerate(order):
         number = order[:place].count(kind)
         layer = jax.tree.map(operator.itemgetter(number), p["layers"])
+        assert ("feedforward" in layer) == ("f" in order)
         if kind == "f":
             f = layer["feedforward"]
             inner = np.maximum(hidden @ f["expand_DF"] + f["expand_bias_F"], 0)
@@ -73,6 +80,10 @@ def oracle(config, params, tokens, memory_LBSD):
                 mask = np.clip((ramp + z + 1 - distance) / ramp, 0, 1)
                 weights.append(mask * np.exp(query @ key / np.sqrt(query.size)))
                 values.append(past @ attention["value_DHK"][:, h])
+            for n in range(config.model.persistent):
+                key = attention["persistent"]["key_HKU"][h, :, n] * np.sqrt(query.size)
+                weights.append(np.exp(query @ key / np.sqrt(query.size)))
+                values.append(attention["persistent"]["value_HUK"][h, n] * np.sqrt(config.model.persistent))
             output[b, t] += (np.array(weights) / np.sum(weights)) @ np.array(values) @ attention["output_HKD"][h]
         hidden = layer_norm(hidden + output, **layer["attention_norm"])
     return hidden @ p["output_DV"] + p["output_bias_V"], np.array(all_z)
@@ -81,6 +92,8 @@ def oracle(config, params, tokens, memory_LBSD):
 def order_of(config):
     """The order of attention (s) and feed-forward (f) sublayers."""
     layers, k = config.model.layers, config.model.sandwich
+    if config.model.persistent:
+        return "s" * layers
     return "s" * k + "sf" * (layers - k) + "f" * k
 
 
@@ -89,9 +102,9 @@ def layer_norm(x, scale, bias):
     return (x - mean) / (((x - mean) ** 2).mean(axis=-1, keepdims=True) + 1e-5) ** 0.5 * scale + bias
 
 
-@pytest.mark.parametrize(("kind", "sandwich"), KINDS_AND_ORDERS)
-def test_logits_equal_the_oracle(kind, sandwich, x64):
-    config, params = make(kind, model={"compute_dtype": "float64", "sandwich": sandwich}, train={"segment": 4})
+@pytest.mark.parametrize(("kind", "sizes"), KINDS_AND_SIZES)
+def test_logits_equal_the_oracle(kind, sizes, x64):
+    config, params = make(kind, model={"compute_dtype": "float64", **sizes}, train={"segment": 4})
     memory = transformer.init_memory(config, 2)
     stored = np.zeros((3, 2, config.span.limit, 22))
     first = apply(config, params, TOKENS[:, :4], memory)
@@ -110,14 +123,12 @@ def test_logits_equal_the_oracle(kind, sandwich, x64):
 
 
 @pytest.mark.parametrize(
-    ("kind", "sandwich"),
-    [*KINDS_AND_ORDERS[:4], *(pytest.param(*each, marks=pytest.mark.slow) for each in KINDS_AND_ORDERS[4:])],
+    ("kind", "sizes"),
+    [*KINDS_AND_SIZES[:5], *(pytest.param(*each, marks=pytest.mark.slow) for each in KINDS_AND_SIZES[5:])],
 )
-def test_one_long_segment_equals_short_ones_with_memory(kind, sandwich, x64):
+def test_one_long_segment_equals_short_ones_with_memory(kind, sizes, x64):
     def logits(segment):
-        config, params = make(
-            kind, model={"compute_dtype": "float64", "sandwich": sandwich}, train={"segment": segment}
-        )
+        config, params = make(kind, model={"compute_dtype": "float64", **sizes}, train={"segment": segment})
         memory, found = transformer.init_memory(config, 2), []
         for first in range(0, 52, segment):
             prediction = apply(config, params, TOKENS[:, first : first + segment], memory)
@@ -129,9 +140,9 @@ def test_one_long_segment_equals_short_ones_with_memory(kind, sandwich, x64):
     assert_allclose(logits(1), logits(52), rtol=1e-9)
 
 
-@pytest.mark.parametrize("sandwich", [0, 2, 3])
-def test_no_gradient_from_the_future_nor_from_the_token_itself(sandwich):
-    config, params = make(model={"sandwich": sandwich}, train={"segment": 13})
+@pytest.mark.parametrize("sizes", [{}, {"sandwich": 2}, {"sandwich": 3}, {"persistent": 7}])
+def test_no_gradient_from_the_future_nor_from_the_token_itself(sizes):
+    config, params = make(model=sizes, train={"segment": 13})
     embedded_BTD = params["embedding_VD"][TOKENS[:, :13]]
 
     def logit(embedded_BTD, position):
@@ -310,9 +321,30 @@ def test_initial_values():
     assert np.abs(layers["attention"]["key_DHK"][0] - layers["attention"]["key_DHK"][1]).max() > 0.05
 
 
-def test_bfloat16_keeps_parameters_and_logits_in_float32():
-    config, params = make(model={"compute_dtype": "bfloat16"})
-    exact_config, _ = make()
+def test_initial_values_of_persistent_vectors():
+    sizes = {"layers": 2, "width": 64, "heads": 4}
+    key = jax.random.key(1)
+    params = transformer.init(tiny_config(model=sizes | {"persistent": 400}), 200, key)
+    layers = params["layers"]
+    assert {*layers} == {"attention", "attention_norm"}
+    persistent = layers["attention"]["persistent"]
+    assert persistent["key_HKU"].shape == (2, 4, 16, 400)
+    assert persistent["value_HUK"].shape == (2, 4, 400, 16)
+    for values, deviation in ((persistent["key_HKU"], 1 / 4), (persistent["value_HUK"], 1 / 20)):
+        assert_allclose(values.std(), deviation, rtol=0.02)
+        assert_allclose(values.mean(), 0, atol=0.02 * deviation)
+        # Normal, not uniform: 4.6 % are beyond two deviations.
+        assert_allclose((np.abs(values) > 2 * deviation).mean(), 0.0455, atol=0.005)
+        assert np.abs(values[0] - values[1]).max() > deviation
+    # All else starts as without them.
+    without = transformer.init(tiny_config(model=sizes), 200, key)["layers"]["attention"]
+    jax.tree.map(assert_array_equal, {name: layers["attention"][name] for name in without}, without)
+
+
+@pytest.mark.parametrize("persistent", [0, 7])
+def test_bfloat16_keeps_parameters_and_logits_in_float32(persistent):
+    config, params = make(model={"compute_dtype": "bfloat16", "persistent": persistent})
+    exact_config, _ = make(model={"persistent": persistent})
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
     memory = transformer.init_memory(config, 2)
     assert memory.hidden_LBMD.dtype == jnp.bfloat16
@@ -344,7 +376,7 @@ def test_dropout_changes_logits_and_is_repeatable():
     assert np.abs(logits(3) - logits(4)).max() > 0.1
 
 
-SHAPES = st.sampled_from([(1, 1, 1), (40, 9, 60)])  # limit, segment, ramp
+SHAPES = st.sampled_from([(1, 1, 1, 0), (40, 9, 60, 0), (1, 1, 1, 3)])  # limit, segment, ramp, persistent vectors
 
 
 @settings(max_examples=15, deadline=None)
@@ -355,12 +387,12 @@ SHAPES = st.sampled_from([(1, 1, 1), (40, 9, 60)])  # limit, segment, ramp
     seed=st.integers(0, 100),
 )
 def test_always_finite(shape, fraction, scale, seed):
-    limit, segment, ramp = shape
+    limit, segment, ramp, persistent = shape
     config, params = make(
         seed=seed,
         span={"limit": limit, "ramp": ramp},
         train={"segment": segment},
-        model={"mask_empty_memory": limit == 1, "layers": 1},
+        model={"mask_empty_memory": limit == 1, "layers": 1, "persistent": persistent},
     )
     attention = params["layers"]["attention"]
     attention["span"]["span_fraction_H"] = jnp.full((1, 2), fraction)

@@ -508,6 +508,22 @@ def test_kernels_are_counted_with_the_turns_of_their_heads():
         cycles.count_step(CONFIG, renamed, z_LH, chips=2)
 
 
+def test_kernels_for_persistent_vectors_take_the_same_at_any_span():
+    compiled = far_dump(KERNEL_PROGRAM.replace("span_forward.1", "persistent_backward.1"))
+    schedule = bundles.parse(listing(*loop(10, *loop(20, *("%1 = vadd",) * 100, turns=8), turns=4)))
+    compiled.schedules["persistent_backward.1"] = schedule
+    for z in (0.0, 500.0):
+        step = cycles.count_step(CONFIG, compiled, np.full((3, 2), z), chips=2)
+        [found] = [each for each in step.operations if each.name == "persistent_backward.1"]
+        assert found.cost.cycles == 3 * 4 * (8 * (100 + AROUND) + AROUND)
+        assert (found.part, found.assumed) == (cycles.BACKWARD, False)
+        assert found.cost.hbm_bytes > 2 * 3 * 3 * 2 * 768 * 22  # the whole operand, in each layer
+    assert cycles.kernels(compiled) == {}
+    compiled.schedules["persistent_backward.1"] = bundles.parse(listing(*loop(10, "%1 = vadd", turns="%s3")))
+    with pytest.raises(ScheduleError, match=r"persistent_backward\.1: expected loops with constant turns"):
+        cycles.count_step(CONFIG, compiled, np.zeros((3, 2)), chips=2)
+
+
 def test_clocks_follow_from_published_peaks():
     assert {name: round(cycles.clock(CHIPS[name]) / 1e9, 2) for name in ("v5e", "v6e", "v5p")} == {
         "v5e": 1.5,

@@ -76,14 +76,14 @@ def test_heat_map(bad):
 def test_attention(bad, tmp_path):
     weight_LHS = np.full((2, 2, 37), 1 / 37)
     assert short_and_long_head(weight_LHS, with_bad(FINE_LH, bad)) == ((1, 0), (1, 1))
-    text_in(attention_patterns(weight_LHS, with_bad(FINE_LH, bad), 5, 9), tmp_path)
+    text_in(attention_patterns(weight_LHS, with_bad(FINE_LH, bad), 5, 9, "dev"), tmp_path)
     weight_LHS[0] = bad
-    assert "layer 2, head 1: span 8.0" in text_in(attention_patterns(weight_LHS, FINE_LH, 5, 9), tmp_path)
+    assert "layer 2, head 1: span 8.0" in text_in(attention_patterns(weight_LHS, FINE_LH, 5, 9, "dev"), tmp_path)
     for weights in (np.full((2, 2, 37), bad), np.zeros((2, 2, 37))):
-        drawing = attention_patterns(weights, FINE_LH, 5, 9)
+        drawing = attention_patterns(weights, FINE_LH, 5, 9, "dev")
         assert "no head" in text_in(drawing, tmp_path)
         assert "no head" in drawing.alt
-    assert "no head" in text_in(attention_patterns(np.zeros((0, 0, 37)), EMPTY_LH, 5, 9), tmp_path)
+    assert "no head" in text_in(attention_patterns(np.zeros((0, 0, 37)), EMPTY_LH, 5, 9, "dev"), tmp_path)
 
 
 @BAD

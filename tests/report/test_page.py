@@ -162,7 +162,8 @@ def check_tables(page, narrow):
 def test_a_run_on_enwik8_stands_in_its_table(run, tmp_path):
     """And what a model writes is text, not HTML."""
     summary = json.loads((run / "report" / "summary.json").read_text())
-    summary |= {"corpus": "enwik8", "sample": {"prompt": "<b>&", "continuation": "</pre><i>", "temperature": 0.8}}
+    sample = {"prompt": "<b>&", "continuation": "</pre><i>", "temperature": 0.8, "source": "dev"}
+    summary |= {"corpus": "enwik8", "sample": sample}
     row = Row("this run (adaptive, S = 1024)", 8, 123.0, 6.5e6, 8e6, 1.31, 1.2942)
     html = report_page.page(summary, [], [], tables("enwik8", row))
     (tmp_path / "index.html").write_text(html)

@@ -39,18 +39,24 @@ def test_report_needs_a_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "sandwich"),
-    [("adaptive", 0), *(pytest.param(*each, marks=pytest.mark.slow) for each in [("adaptive", 2), ("dynamic", 0)])],
+    ("kind", "sizes"),
+    [
+        ("adaptive", {}),
+        pytest.param("adaptive", {"sandwich": 2}, marks=pytest.mark.slow),
+        pytest.param("adaptive", {"persistent": 7}, marks=pytest.mark.slow),
+        pytest.param("dynamic", {}, marks=pytest.mark.slow),
+    ],
 )
-def test_observation_is_plain_attention_over_the_text(kind, sandwich):
+def test_observation_is_plain_attention_over_the_text(kind, sizes):
     """Weights and spans found by hand, layer by layer, with a memory that is a plain array."""
-    config = tiny_config(span={"kind": kind}, model={"sandwich": sandwich}, data={"max_bytes": 6500})
+    config = tiny_config(span={"kind": kind}, model=sizes, data={"max_bytes": 6500})
     text = corpus.load(config.data)
     params = random_params(config, len(text.vocabulary))
     seen = probe.probe_model(config, params, text)
     limit, segment = config.span.limit, config.train.segment
     assert seen.weight_LHS.shape == (3, 2, limit)
-    assert_allclose(seen.weight_LHS.sum(axis=-1), 1, rtol=1e-5)
+    if "persistent" not in sizes:
+        assert_allclose(seen.weight_LHS.sum(axis=-1), 1, rtol=1e-5)
 
     streams = 2
     length = text.dev.size // streams
@@ -99,8 +105,18 @@ def by_hand(config, params, layer, hidden_BTD, memory_BSD):
         distance = np.arange(1, limit + 1)
         mask = np.clip((config.span.ramp + z_BTH[stream, token, head] + 1 - distance) / config.span.ramp, 0, 1)
         weight = mask * np.exp(score)
-        total_HS[head] += weight / weight.sum()
+        constant = np.exp(query @ at["persistent"]["key_HKU"][head]) if config.model.persistent else np.zeros(0)
+        total_HS[head] += weight / (weight.sum() + constant.sum())
     return total_HS / (streams * segment), z_BTH
+
+
+def test_the_attention_that_persistent_vectors_get_is_in_the_caption():
+    weight_LHS = np.zeros((1, 2, 9))
+    weight_LHS[0, 0, :2], weight_LHS[0, 1, :9] = 0.25, 0.75 / 9
+    drawing = attention_patterns(weight_LHS, np.array([[0.0, 5.0]]), 4, 100, "dev", persistent=13)
+    assert "The rest of their attention, 50% and 25%, is to their 13 persistent vectors." in drawing.caption
+    assert "looks 2 positions back on average, head 2 of layer 1 5." in drawing.alt  # 1.5 and 5 of what is left
+    assert "persistent" not in attention_patterns(weight_LHS, np.array([[0.0, 5.0]]), 4, 100, "dev").caption
 
 
 def test_short_and_long_head_are_chosen_by_span_and_then_by_distance():
@@ -117,7 +133,7 @@ def test_a_full_length_model_can_be_drawn():
     svg = spans_by_layer(z_LH, 32, 8192).svg()
     ElementTree.fromstring(svg)
     weight_LHS = np.full((24, 8, 8192), 1 / 8192)
-    ElementTree.fromstring(attention_patterns(weight_LHS, z_LH, 32, 100).svg())
+    ElementTree.fromstring(attention_patterns(weight_LHS, z_LH, 32, 100, "dev").svg())
 
 
 def test_any_byte_can_be_shown():
@@ -147,7 +163,7 @@ def test_a_phone_shows_letters_of_eight_dots():
     for drawing in (
         spans_by_layer(z_NLH[0], 5, 37),
         span_history(np.arange(3), z_NLH, 5, 37),
-        attention_patterns(weight_LHS, z_NLH[0], 32, 100),
+        attention_patterns(weight_LHS, z_NLH[0], 32, 100, "dev"),
     ):
         svg = drawing.svg()
         width = float(re.findall(r'viewBox="0 0 ([0-9.]+)', svg)[0])
@@ -202,6 +218,17 @@ def test_tables_show_published_numbers_and_the_run():
     assert "217M" in FOOTNOTES[int(text8.rows[-1].notes) - 1]
 
 
+def test_models_of_later_papers_stand_in_the_table_of_their_text():
+    _, enwik8, _ = PUBLISHED
+    rows = {row.model: [shown(row, column) for column in enwik8.columns[1:]] for row in enwik8.rows}
+    assert rows["All-attention (S = 8192, N = 1024)"] == ["1.03", "1.01", "18", "39M", "–"]
+    assert rows["All-attention (S = 8192, N = 2048)"] == ["1.00", "0.98", "36", "114M", "–"]
+    assert rows["Sandwich, Adaptive-Span (S = 8192)"] == ["–", "0.968", "24", "209M", "–"]
+    sources = {row.model.split()[0]: FOOTNOTES[int(row.notes) - 1] for row in enwik8.rows if row.notes}
+    assert "arXiv:1907.01470" in sources["All-attention"]
+    assert "arXiv:1911.03864" in sources["Sandwich,"]
+
+
 def test_a_run_is_in_the_tables_of_its_own_text_only():
     run = Row("this run", 4, 36.5, 848_496, 816_000.0, 2.2421, None)
     assert [(table.title[:7], table.run) for table in tables("enwik8", run)] == [("Table 2", run)]
@@ -215,7 +242,9 @@ def test_spans_along_a_passage_are_drawn_for_dynamic_spans_only(monkeypatch):
     seen = probe.Probe(np.full((3, 2, 37), 1 / 37), np.ones((3, 2)), 9, b"abc", np.array([1.0, 2.0, 3.0]))
     for kind in ("fixed", "adaptive", "dynamic"):
         config = tiny_config(span={"kind": kind})
-        run = report.Run("run", config, "stdlib", "byte", 1, 1, 2.0, 2.0, 2.0, np.ones((3, 2)), [], [], seen, None)
+        run = report.Run(
+            "run", config, "stdlib", "byte", 1, 1, 2.0, 2.0, 2.0, np.ones((3, 2)), [], [], seen, "dev", None
+        )
         assert ("passage" in [drawing.name for drawing in report.draw(run)]) == (kind == "dynamic"), kind
 
 
@@ -256,7 +285,7 @@ def test_the_axis_of_spans_fits_them(history):
 def test_the_axis_of_distances_ends_where_attention_does():
     weight_LHS = np.zeros((1, 2, 2048))
     weight_LHS[0, 0, :33], weight_LHS[0, 1, :60] = 1 / 33, 1 / 60
-    drawing = attention_patterns(weight_LHS, np.array([[0.0, 27.0]]), 32, 100)
+    drawing = attention_patterns(weight_LHS, np.array([[0.0, 27.0]]), 32, 100, "dev")
     assert 60 < drawing.figure.axes[0].get_xlim()[1] < 75
     assert "S = 2,048 →" in drawing.svg()
 

@@ -35,10 +35,15 @@ run_steps = functools.partial(training.run_steps, ids=TEXT, vocabulary=VOCABULAR
 
 @functools.cache
 def on_one_device(
-    kind: str = "adaptive", attention: str = "per_head", dtype: str = "float32", sandwich: int = 0, count: int = 50
+    kind: str = "adaptive",
+    attention: str = "per_head",
+    dtype: str = "float32",
+    sandwich: int = 0,
+    persistent: int = 0,
+    count: int = 50,
 ):
-    config = config_of(kind, {"attention": attention, "compute_dtype": dtype, "sandwich": sandwich})
-    nats, z_LH, *_ = run_steps(config, sharding.make_mesh(jax.devices()[:1]), count)
+    sizes = {"attention": attention, "compute_dtype": dtype, "sandwich": sandwich, "persistent": persistent}
+    nats, z_LH, *_ = run_steps(config_of(kind, sizes), sharding.make_mesh(jax.devices()[:1]), count)
     return nats, z_LH
 
 
@@ -68,13 +73,20 @@ def test_eight_devices_train_like_one_in_sandwich_order(sandwich, fsdp):
 @slow
 @pytest.mark.parametrize("fsdp", [1, 2, 8])
 @pytest.mark.parametrize(
-    ("kind", "attention"),
-    [("fixed", "per_head"), ("adaptive", "per_head"), ("dynamic", "per_head"), ("adaptive", "plain")],
+    ("kind", "attention", "persistent"),
+    [
+        ("fixed", "per_head", 0),
+        ("adaptive", "per_head", 0),
+        ("dynamic", "per_head", 0),
+        ("adaptive", "plain", 0),
+        ("adaptive", "per_head", 16),
+        ("fixed", "plain", 16),
+    ],
 )
-def test_eight_devices_train_like_one_in_float64(kind, attention, fsdp, x64):
+def test_eight_devices_train_like_one_in_float64(kind, attention, persistent, fsdp, x64):
     """Where roundings do not hide anything."""
-    nats, z_LH = on_one_device(kind, attention, "float64")
-    config = config_of(kind, {"attention": attention, "compute_dtype": "float64"})
+    nats, z_LH = on_one_device(kind, attention, "float64", persistent=persistent)
+    config = config_of(kind, {"attention": attention, "compute_dtype": "float64", "persistent": persistent})
     found, found_z_LH, *_ = run_steps(config, sharding.make_mesh(fsdp=fsdp), 50)
     assert_allclose(found, nats, rtol=1e-10)
     assert_allclose(found_z_LH, z_LH, rtol=1e-9, atol=1e-9)
@@ -111,6 +123,23 @@ def test_layers_computed_again_give_the_same_training(attention, fsdp):
     nats, _ = on_one_device("adaptive", attention)
     config = config_of(model={"attention": attention, "remat": True})
     found, *_ = run_steps(config, sharding.make_mesh(fsdp=fsdp), 20)
+    assert_allclose(found, nats[:20], rtol=1e-5)
+
+
+def test_eight_devices_train_an_all_attention_network_like_one():
+    config = config_of(model={"persistent": 16, "attention": "plain"})
+    nats, *_ = run_steps(config, sharding.make_mesh(jax.devices()[:1]), 8)
+    found, _, state, _ = run_steps(config, sharding.make_mesh(fsdp=2), 8)
+    assert_allclose(found, nats, rtol=1e-5)
+    value_LHUK = state.params["layers"]["attention"]["persistent"]["value_HUK"]
+    assert value_LHUK.addressable_shards[0].data.shape == (3, 3, 8, 8)
+
+
+@slow
+def test_layers_computed_again_give_the_same_all_attention_network():
+    nats, *_ = on_one_device("adaptive", "plain", persistent=16)
+    sizes = {"persistent": 16, "attention": "plain", "remat": True}
+    found, *_ = run_steps(config_of(model=sizes), sharding.make_mesh(fsdp=2), 20)
     assert_allclose(found, nats[:20], rtol=1e-5)
 
 

@@ -38,6 +38,7 @@ def check_training(config: Config, devices: int = 1) -> None:
         ({"model": {"layers": 10**7}}, r"config\.model\.layers = 10000000"),
         ({"model": {"width": 50_000}}, r"GiB parameters and optimizer state \(.*config\.model\.width = 50000"),
         ({"model": {"feedforward": 4 * 10**8}}, r"GiB parameters and .*config\.model\.feedforward = 400000000"),
+        ({"model": {"persistent": 4 * 10**8}}, r"GiB parameters and .*config\.model\.persistent = 400000000"),
         (
             {"evaluate": {"batch_size": 10**7}},
             r"evaluation during training needs at least .* GiB segment memory of the evaluation \(config\.evaluate",
@@ -67,11 +68,11 @@ def test_devices_of_a_cpu_share_its_memory(monkeypatch):
     assert needed[0] == pytest.approx(needed[1], rel=0.01)
 
 
-def test_what_is_refused_is_less_than_the_compiler_asks_for():
+@pytest.mark.parametrize("persistent", [0, 5])
+def test_what_is_refused_is_less_than_the_compiler_asks_for(persistent):
     """A lower bound, and not a useless one."""
-    config = tiny_config(
-        train={"batch_size": 64, "segment": 64}, evaluate={"batch_size": 256}, model={"layers": 2, "attention": "plain"}
-    )
+    sizes = {"layers": 2, "attention": "plain", "persistent": persistent}
+    config = tiny_config(train={"batch_size": 64, "segment": 64}, evaluate={"batch_size": 256}, model=sizes)
     mesh = sharding.make_mesh(jax.devices()[:1])
     state = abstract_state(config, 170, make_optimizer(config.train), mesh)
     memory = jax.eval_shape(lambda: transformer.init_memory(config, 256))

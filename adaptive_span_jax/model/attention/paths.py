@@ -1,22 +1,31 @@
 """Which path computes the attention: the one that was asked for, or the fastest that can."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import jax
 from jax.typing import DTypeLike
 
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.errors import UserError
-from adaptive_span_jax.model.attention import fused, per_head, reference
+from adaptive_span_jax.model.attention import fused, per_head, persistent, reference
+from adaptive_span_jax.model.attention.fused import persistent as fused_persistent
 from adaptive_span_jax.model.memory import ring_rows
 from adaptive_span_jax.runtime import sharding
 
 
 class Choice(NamedTuple):
-    """A path and, where it is not the fused kernels, why not."""
+    """A path and, where it is not the fused kernels alone, why not."""
 
     name: str
     reason: str | None = None
+
+
+class Path(NamedTuple):
+    """The functions of a path."""
+
+    attend: Callable[..., tuple[jax.Array, jax.Array]]  # as reference.attend
+    join: Callable[..., jax.Array]  # as persistent.join
 
 
 _PATHS = {"fused": fused.attend, "per_head": per_head.attend, "plain": reference.attend}
@@ -31,16 +40,15 @@ def choose(
     ring: int,
     dtype: DTypeLike,
     platform: str,
-    persistent: int = 0,
+    persistent_vectors: int = 0,
 ) -> Choice:
     """The path of `model.attention` for one layer's sizes; on its own, fused where it can be."""
     unsupported = fused.unsupported(segment, width, heads, limit, ring, dtype)
-    if persistent:
-        unsupported = f"model.persistent = {persistent} is not yet supported by the fused kernels"
     if asked == "fused" and unsupported:
         raise UserError(f"config.model.attention is fused, but {unsupported}; use auto or per_head")
     if asked == "fused" or (asked == "auto" and platform == "tpu" and not unsupported):
-        return Choice("fused")
+        by_xla = fused_persistent.unsupported(segment, width // heads, persistent_vectors, dtype)
+        return Choice("fused", by_xla and f"persistent vectors by XLA: {by_xla}")
     if asked == "auto":
         return Choice(
             "per_head", unsupported if platform == "tpu" else f"the fused kernels are for TPUs, not {platform}"
@@ -66,13 +74,16 @@ def choose_for(config: Config, platform: str) -> Choice:
 
 
 def describe(choice: Choice) -> str:
-    """A path in words, and why it is not the fused kernels."""
+    """A path in words, and why it is not the fused kernels alone."""
     words = {"fused": "fused TPU kernels", "per_head": "per head, by XLA", "plain": "plain reference"}[choice.name]
     return words if choice.reason is None else f"{words} ({choice.reason})"
 
 
-def attend_by(
-    asked: str, segment: int, width: int, heads: int, limit: int, ring: int, dtype: DTypeLike, persistent: int = 0
-) -> Callable[..., Any]:
-    """`attend` of the chosen path, on the platform that is traced for."""
-    return _PATHS[choose(asked, segment, width, heads, limit, ring, dtype, sharding.platform(), persistent).name]
+def path_of(
+    asked: str, segment: int, width: int, heads: int, limit: int, ring: int, dtype: DTypeLike, persistent_vectors: int
+) -> Path:
+    """The chosen path, on the platform that is traced for."""
+    platform = sharding.platform()
+    choice = choose(asked, segment, width, heads, limit, ring, dtype, platform, persistent_vectors)
+    by_kernel = choice == Choice("fused")
+    return Path(_PATHS[choice.name], fused_persistent.join if by_kernel else persistent.join)

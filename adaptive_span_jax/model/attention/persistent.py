@@ -25,6 +25,17 @@ def attend(
     return _attend(query_BTHK, key_HKU, value_HUK, dropout)
 
 
+def join(
+    in_context: tuple[jax.Array, jax.Array],
+    query_BTHK: jax.Array,
+    key_HKU: jax.Array,
+    value_HUK: jax.Array,
+    dropout: Dropout | None = None,
+) -> jax.Array:
+    """The average over context and persistent vectors, output_BTHK, given (output_BTHK, log_sum_BTH) of the context."""
+    return merge(in_context, attend(query_BTHK, key_HKU, value_HUK, dropout))
+
+
 def merge(first: tuple[jax.Array, jax.Array], second: tuple[jax.Array, jax.Array]) -> jax.Array:
     """The average over two sets of keys, given (output_BTHK, log_sum_BTH) over each: output_BTHK."""
     (first_BTHK, first_BTH), (second_BTHK, second_BTH) = first, second

@@ -33,9 +33,12 @@ def _mean_distance(weight_S: np.ndarray) -> np.ndarray:
 
 @styled
 def attention_patterns(
-    weight_LHS: np.ndarray, z_LH: np.ndarray, ramp: int, queries: int, persistent: int = 0
+    weight_LHS: np.ndarray, z_LH: np.ndarray, ramp: int, queries: int, text: str, persistent: int = 0
 ) -> Drawing:
-    """The paper's Figure 1, for the heads with the shortest and longest span. Column x − 1 of weights: distance x."""
+    """The paper's Figure 1, for the heads with the shortest and longest span. Column x − 1 of weights: distance x.
+
+    Weights are averaged over `queries` tokens of `text`, which is a name such as dev.
+    """
     rest = ""
     limit = weight_LHS.shape[-1]
     chosen = short_and_long_head(weight_LHS, z_LH)
@@ -61,7 +64,7 @@ def attention_patterns(
     return Drawing(
         name="attention",
         title="Where a short and a long head look",
-        caption=f"Attention by distance, averaged over {queries:,} tokens of dev. Dotted lines are the spans "
+        caption=f"Attention by distance, averaged over {queries:,} tokens of {text}. Dotted lines are the spans "
         f"(paper, Figure 1).{rest}",
         alt=alt + rest,
         figure=figure,

@@ -29,7 +29,7 @@ def passage_spans(passage: bytes, span_T: np.ndarray) -> Drawing:
     alt = (
         f"Empty: {reason}."
         if reason
-        else f"Average span under each of {len(passage)} characters of dev, between {np.nanmin(span_T):.1f} and "
+        else f"Average span under each of {len(passage)} characters, between {np.nanmin(span_T):.1f} and "
         f"{np.nanmax(span_T):.1f} positions."
     )
     return Drawing(

@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 from jax.typing import DTypeLike
 
 from adaptive_span_jax.model.attention.fused.backward import backward
 from adaptive_span_jax.model.attention.fused.backward_arrays import Gradients, Residuals, vmem_bytes
 from adaptive_span_jax.model.attention.fused.forward import forward
-from adaptive_span_jax.model.attention.fused.layout import VMEM_BYTES, Operands
+from adaptive_span_jax.model.attention.fused.layout import USABLE_VMEM_BYTES, Operands
 from adaptive_span_jax.model.attention.fused.program import Scalars
 from adaptive_span_jax.model.attention.fused.sizes import BLOCK, Sizes, walk
 from adaptive_span_jax.model.dropout import Dropout
@@ -20,8 +21,6 @@ from adaptive_span_jax.runtime import sharding
 
 # Programs unroll their query blocks.
 _LONGEST_SEGMENT = 1024
-# The compiler's own temporaries need some of VMEM too.
-_USABLE_VMEM_BYTES = VMEM_BYTES - 8 * 2**20
 
 
 def unsupported(segment: int, width: int, heads: int, limit: int, ring: int, dtype: DTypeLike) -> str | None:
@@ -50,8 +49,8 @@ def unsupported(segment: int, width: int, heads: int, limit: int, ring: int, dty
         interpret=False,
     )
     needed = vmem_bytes(sizes, dtype, jnp.float32)
-    if needed > _USABLE_VMEM_BYTES:
-        mebibytes = f"{needed / 2**20:.0f} MiB of VMEM, of which {_USABLE_VMEM_BYTES / 2**20:.0f} MiB can be used"
+    if needed > USABLE_VMEM_BYTES:
+        mebibytes = f"{needed / 2**20:.0f} MiB of VMEM, of which {USABLE_VMEM_BYTES / 2**20:.0f} MiB can be used"
         return f"span.limit = {limit} and model.width = {width} would need {mebibytes}"
     return None
 
@@ -68,8 +67,8 @@ def attend(
     ramp: int,
     valid_length: jax.Array | None = None,
     dropout: Dropout | None = None,
-) -> jax.Array:
-    """Each head's weighted average of the values it sees, output_BTHK; arguments as in `reference.attend`.
+) -> tuple[jax.Array, jax.Array]:
+    """(output_BTHK, log_sum_BTH); arguments and results as of `reference.attend`.
 
     On other platforms than TPUs the kernels are interpreted, which is slow.
     """
@@ -90,7 +89,8 @@ def attend(
         word_BH=word_BH,
     )
     setting = _Setting(ramp, dropout.rate if dropout else 0.0, interpret=sharding.platform() != "tpu")
-    return _attend(setting, inputs).reshape(query_BTHK.shape)
+    output_BTQ, log_sum_BH1T = _attend(setting, inputs)
+    return output_BTQ.reshape(query_BTHK.shape), jnp.moveaxis(log_sum_BH1T[:, :, 0], 1, 2)
 
 
 class _Setting(NamedTuple):
@@ -122,7 +122,7 @@ class _Kept(NamedTuple):
     """What the forward pass keeps for the backward pass besides the inputs, streams first."""
 
     output_BTQ: Any
-    log_sum_BH1T: Any
+    log_sum_BH1T: Any  # in base 2
     projected: _Projected | None  # None: projected again, see `_keeps_projected`
 
 
@@ -130,11 +130,11 @@ _DIFFERENTIABLE = ("query_BTQ", "segment_BTD", "key_DHK", "value_DHK", "position
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(setting: _Setting, inputs: _Inputs) -> jax.Array:
-    return _forward(setting, inputs)[0]
+def _attend(setting: _Setting, inputs: _Inputs) -> tuple[jax.Array, jax.Array]:
+    return _outputs(_run(setting, inputs))
 
 
-def _forward(setting: _Setting, inputs: _Inputs) -> tuple[jax.Array, tuple[_Inputs, _Kept]]:
+def _run(setting: _Setting, inputs: _Inputs) -> _Kept:
     def run(inputs: _Inputs) -> _Kept:
         sizes = _sizes(setting, inputs)
         weights_DE = _weights(sizes, inputs)
@@ -144,30 +144,47 @@ def _forward(setting: _Setting, inputs: _Inputs) -> tuple[jax.Array, tuple[_Inpu
         )
         return _Kept(output_BTQ, log_sum_BH1T, projected if _keeps_projected(inputs) else None)
 
-    kept = sharding.per_device(run, inputs.query_BTQ.shape[0], (_axes(inputs),), _kept_axes(inputs))(inputs)
-    return kept.output_BTQ, (inputs, kept)
+    return sharding.per_device(run, inputs.query_BTQ.shape[0], (_axes(inputs),), _kept_axes(inputs))(inputs)
 
 
-def _backward(setting: _Setting, saved: tuple[_Inputs, _Kept], d_output_BTQ: jax.Array) -> tuple[_Inputs]:
-    def run(inputs: _Inputs, kept: _Kept, d_output_BTQ: jax.Array) -> dict[str, jax.Array]:
+def _outputs(kept: _Kept) -> tuple[jax.Array, jax.Array]:
+    return kept.output_BTQ, kept.log_sum_BH1T * math.log(2)
+
+
+def _forward(setting: _Setting, perturbed: Any) -> tuple[tuple[jax.Array, jax.Array], tuple[_Inputs, _Kept]]:
+    inputs = jax.tree.map(lambda each: each.value, perturbed)
+    kept = _run(setting, inputs)
+    return _outputs(kept), (inputs, kept)
+
+
+def _backward(setting: _Setting, saved: tuple[_Inputs, _Kept], d_outputs: tuple[Any, Any]) -> tuple[_Inputs]:
+    def run(inputs: _Inputs, kept: _Kept, d_output_BTQ: jax.Array, d_log_sum_BH1T: Any) -> dict[str, jax.Array]:
         sizes = _sizes(setting, inputs)
         weights_DE = _weights(sizes, inputs)
         projected = kept.projected or _project(sizes, inputs, weights_DE)
         operands = _operands(sizes, inputs, weights_DE, projected)
-        residuals = Residuals(kept.output_BTQ, kept.log_sum_BH1T, d_output_BTQ)
+        log_sums = [kept.log_sum_BH1T] if d_log_sum_BH1T is None else [kept.log_sum_BH1T, d_log_sum_BH1T]
+        residuals = Residuals(kept.output_BTQ, jnp.concatenate(log_sums, axis=2), d_output_BTQ)
         grads = backward(sizes, _scalars(sizes, inputs), operands, residuals)
         return _unpack(sizes, inputs, weights_DE, grads)
 
-    inputs, _ = saved
+    inputs, kept = saved
+    d_output_BTQ, d_log_sum_BH1T = d_outputs
+    if isinstance(d_output_BTQ, SymbolicZero):
+        d_output_BTQ = jnp.zeros_like(kept.output_BTQ)
+    # Where nothing uses the log-sum-exp, as without persistent vectors, the kernel has nothing to read.
+    d_log_sum_BH1T = None if isinstance(d_log_sum_BH1T, SymbolicZero) else d_log_sum_BH1T
     axes = _axes(inputs)
+    in_axes = (axes, _kept_axes(inputs), 0, None if d_log_sum_BH1T is None else 0)
     out_axes = {name: getattr(axes, name) for name in _DIFFERENTIABLE}
     out_axes = {name: sharding.PSUM if axis == sharding.REPLICATED else axis for name, axis in out_axes.items()}
-    run_on_devices = sharding.per_device(run, inputs.query_BTQ.shape[0], (axes, _kept_axes(inputs), 0), out_axes)
+    run_on_devices = sharding.per_device(run, inputs.query_BTQ.shape[0], in_axes, out_axes)
     # Memory, valid length and dropout have no gradient.
-    return (_Inputs(**dict.fromkeys(_Inputs._fields) | run_on_devices(*saved, d_output_BTQ)),)
+    grads = run_on_devices(inputs, kept, d_output_BTQ, d_log_sum_BH1T)
+    return (_Inputs(**dict.fromkeys(_Inputs._fields) | grads),)
 
 
-_attend.defvjp(_forward, _backward)
+_attend.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 def _sizes(setting: _Setting, inputs: _Inputs) -> Sizes:

@@ -50,7 +50,11 @@ def backward(sizes: Sizes, scalars: Scalars, inputs: layout.Operands, residuals:
             grid=layout.grid(sizes),
             in_specs=[
                 *layout.operand_specs(sizes),
-                *Residuals(layout.by_stream(sizes), layout.by_query(sizes), layout.by_stream(sizes)),
+                *Residuals(
+                    layout.by_stream(sizes),
+                    layout.by_query(sizes, residuals.log_sum_BHRT.shape[2]),
+                    layout.by_stream(sizes),
+                ),
             ],
             out_specs=list(
                 Gradients(
@@ -69,7 +73,7 @@ def backward(sizes: Sizes, scalars: Scalars, inputs: layout.Operands, residuals:
                 *(_like(array) for array in (query_BTQ, inputs.segment_BTE, inputs.newest_BJE)),
                 weights_CHED=jax.ShapeDtypeStruct((sizes.cores, *weights), jnp.float32),
                 table_CXKJ=jax.ShapeDtypeStruct((sizes.cores, *table), jnp.float32),
-                z_BH1T=_like(residuals.log_sum_BH1T),
+                z_BH1T=_like(inputs.z_BH1T),
             )
         ),
         compiler_params=layout.compiler_params(),
@@ -226,7 +230,7 @@ class _Backward(Program):
 
     def _prepare(self) -> None:
         """What both kinds of head need of each query block."""
-        s, sizes = self.s, self.sizes
+        s, sizes, log_sum_BHRT = self.s, self.sizes, self.residuals.log_sum_BHRT
         lane = sizes.part % BLOCK
         # With weights and d_dot scaled like this, dropout needs no scale of its own.
         scale = 1 / (1 - sizes.dropout)
@@ -234,8 +238,10 @@ class _Backward(Program):
             query = self.take(self.inputs.query_BTQ, i, 0)
             d_output = self.take(self.residuals.d_output_BTQ, i, lane)
             d_dot = self.inner_product(self.residuals.d_output_BTQ, self.residuals.output_BTQ, i)
+            if log_sum_BHRT.shape[2] > 1:
+                d_dot -= column(log_sum_BHRT[0, 0, 1:, rows(i)])
             s.d_dot_I[i] = jnp.broadcast_to(d_dot * (1 / scale), TILE)
-            s.log_sum_I[i] = column(self.residuals.log_sum_BH1T[0, 0, :, rows(i)]) - math.log2(scale)
+            s.log_sum_I[i] = column(log_sum_BHRT[0, 0, :1, rows(i)]) - math.log2(scale)
             for number, half in enumerate(HALVES):
                 s.pair_I[i, number] = jnp.concatenate([query[half], d_output[half]]).astype(self.dtype)
             s.query_t_I[i] = jnp.transpose(query.astype(self.dtype))[: sizes.rows]

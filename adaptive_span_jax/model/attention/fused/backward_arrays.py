@@ -15,7 +15,7 @@ class Residuals(NamedTuple):
     """What the backward kernel reads besides the forward kernel's operands."""
 
     output_BTQ: Any
-    log_sum_BH1T: Any
+    log_sum_BHRT: Any  # row 0: in base 2; row 1, if there is one: its gradient, of the natural logarithm
     d_output_BTQ: Any
 
 
@@ -44,7 +44,7 @@ class Scratch(NamedTuple):
     d_output_t_I: Ref
     word_I: Ref
     log_sum_I: Ref
-    d_dot_I: Ref  # Σ d_output·output
+    d_dot_I: Ref  # Σ d_output·output, less the gradient of the log-sum-exp
     kv: Ref
     key_t: Ref  # like kv
     next_kv: Ref  # the block that the next step adds: written to kv there, because a dynamic store orders later loads

@@ -13,6 +13,8 @@ from adaptive_span_jax.model.attention.fused.sizes import BLOCK, SHORT, Sizes
 # Half of a v5e's VMEM. The position table, its gradient and the weights' gradients stay there for a whole call, more
 # than the compiler's default limit of 16 MiB.
 VMEM_BYTES = 64 * 2**20
+# The compiler's own temporaries need some of it, too.
+USABLE_VMEM_BYTES = VMEM_BYTES - 8 * 2**20
 
 
 class Operands(NamedTuple):
@@ -57,9 +59,9 @@ def by_head(sizes: Sizes, positions: int) -> pl.BlockSpec:
     return pl.BlockSpec(shape, lambda core, number, head, *_: (core * sizes.streams_per_core + number, 0, head))
 
 
-def by_query(sizes: Sizes) -> pl.BlockSpec:
-    """One number per query of a head: [1, 1, 1, T]."""
-    shape = (1, 1, 1, sizes.segment)
+def by_query(sizes: Sizes, numbers: int = 1) -> pl.BlockSpec:
+    """One or more numbers per query of a head: [1, 1, numbers, T]."""
+    shape = (1, 1, numbers, sizes.segment)
     return pl.BlockSpec(shape, lambda core, number, head, *_: (core * sizes.streams_per_core + number, head, 0, 0))
 
 
