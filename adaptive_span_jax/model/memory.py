@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
+from adaptive_span_jax.model.linear import row_major
 from adaptive_span_jax.runtime import sharding
 
 # The longest block that is sure to be one slice. Checkpoints contain the mirror, so it is the same on every platform.
@@ -104,7 +105,9 @@ class LayerMemory:
         hidden_LBXJD = self.hidden_LBMD.reshape(layers, streams, rows // size, size, width)
         number = (self.end - size) % self.ring // size
         corner = [jnp.asarray(start, jnp.int32) for start in (self.index, 0, number, 0, 0)]
-        return _opaque(jax.lax.dynamic_slice(hidden_LBXJD, corner, (1, streams, 1, size, width))[0, :, 0])
+        # Otherwise XLA:TPU may copy the whole memory into the layout in which a block of it is used.
+        block = row_major(jax.lax.dynamic_slice(hidden_LBXJD, corner, (1, streams, 1, size, width)))
+        return _opaque(block[0, :, 0])
 
     def with_stream_axis(self, axis: Any) -> "LayerMemory":
         """For a tree that has an axis of streams in place of each array: that of the hidden states is `axis`."""
