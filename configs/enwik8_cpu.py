@@ -2,7 +2,8 @@
 
     python main.py --config=configs/enwik8_cpu.py
 
-1,953,629 parameters, 8 MB.
+Expected: 1.65 dev and 1.64 test bits per byte after 12,800 steps, two hours on two cores beside other work. 1,953,629
+parameters. docs/enwik8.md says how the settings were chosen.
 """
 
 from ml_collections import ConfigDict
@@ -22,7 +23,8 @@ def get_config() -> ConfigDict:
 
     config.train.batch_size = 16
     config.train.segment = 256
-    config.train.steps = 12_000
+    config.train.steps = 12_800
+    config.train.cooldown_start = 12_000
     # A warm-up of 100 steps diverged within 200 steps at this rate: Adagrad's first steps are its longest.
     config.train.learning_rate = 0.05
     config.train.warmup_steps = 1_500

@@ -26,7 +26,7 @@ ALLOWED = {
         "model/linear.py",
         *(
             f"model/attention/fused/{name}.py"
-            for name in ("tiles", "program", "layout", "forward", "backward", "backward_arrays")
+            for name in ("tiles", "program", "layout", "forward", "backward", "backward_arrays", "persistent_kernels")
         ),
     },
     "jax.distributed": {"runtime/hosts.py"},

@@ -88,7 +88,7 @@ def test_tpu_plans_count_cycles_and_name_the_limiting_unit(planned):
         (first, part), *_ = step.limits(chip).items()
         assert limits.startswith(f"{first} {part / step.with_hbm(chip):.0%}, ")
     name, runs, _, _, limit, source = cells(text, "product")
-    assert (name, runs, limit, source) == ("product", "3", "MXU 100% busy", "jvp()/while/body/dot")
+    assert (name, runs, limit, source) == ("product", "3", "MXU 100% busy", "jvp(turns_0_3)/while/body/dot")
     # Five operations and the code between them: no head of so small a profile is far.
     assert len(re.findall(r" busy ", text)) == 6
     assert re.search(r"^Counted: every cycle.*\.$", text, re.MULTILINE)
