@@ -72,6 +72,7 @@ def same(found, expected):
         assert found.dtype == expected.dtype
         assert torch.equal(found, expected)
     else:
+        assert type(found) is type(expected)
         assert found == expected
 
 
