@@ -84,17 +84,17 @@ class Model:
     def __init__(self, config: Config, mesh: Mesh):
         self.config, self._mesh = config, mesh
         self._optimizer = make_optimizer(config.train)
-        state, segment = self._state(START), self._segment(0)
-        jitted: Any = step.make_train_step(config, self._optimizer, state, mesh)
+        self._kept: TrainState | None = self._new_state()  # of the setting before; a step that fails has consumed it
+        jitted: Any = step.make_train_step(config, self._optimizer, self._kept, mesh)
         started = time.perf_counter()
         with fit.no_compilation_cache():
-            self._step = jitted.lower(state, segment).compile()
+            self._step = jitted.lower(self._kept, self._segment(0)).compile()
         self.compile_seconds = time.perf_counter() - started
         self.compiled_bytes = fit.program_bytes(self._step)
 
     def measure(self, setting: str, seconds: float, show: Callable[[float], None]) -> Case:
         """Times steps at a setting of the spans for about so many seconds."""
-        state, metrics = self._state(setting), None
+        state, metrics = self._take_state(setting), None
         segments = [self._segment(number) for number in range(2)]
 
         def run(steps: int) -> float:
@@ -112,6 +112,7 @@ class Model:
             found.append(1e3 * run(steps))
             show((number + 1) / ROUNDS)
         assert metrics is not None
+        self._kept = state
         tokens = self.config.train.batch_size * self.config.train.segment
         return {
             "ms": statistics.median(found),
@@ -126,8 +127,12 @@ class Model:
             "peak_bytes_so_far": peak_bytes(),
         }
 
-    def _state(self, setting: str) -> TrainState:
-        state = create_state(self.config, VOCABULARY, self._optimizer, self._mesh)
+    def _new_state(self) -> TrainState:
+        return create_state(self.config, VOCABULARY, self._optimizer, self._mesh)
+
+    def _take_state(self, setting: str) -> TrainState:
+        """A state with the spans of a setting."""
+        state, self._kept = self._kept or self._new_state(), None
         span = state.params["layers"]["attention"]["span"]
         old, limit = span["span_fraction_H"], self.config.span.limit
         span["span_fraction_H"] = jax.device_put((spans(self.config, setting) / limit).astype(old.dtype), old.sharding)
@@ -236,6 +241,7 @@ def run(output: Path, seconds: float, tiny: bool) -> list[Case]:
             if "error" in case:
                 terminal.say(f"{name}, {setting}: {case['error']}")
             storage.write_text(output, strict_json.dumps(report, indent=1))
+        del model  # its state, before the next one has to fit
     return report["cases"]
 
 

@@ -9,6 +9,7 @@ import pytest
 from benchmarks import accelerator
 
 
+@pytest.mark.slow  # compiles a train step for eight devices
 def test_tiny_models_are_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(accelerator, "MODELS", ("enwik8",))
     monkeypatch.setattr(accelerator, "STREAMS_A_DEVICE", 1)
