@@ -16,7 +16,7 @@ The first two use skew.py (scores by key ↔ scores by distance); online_softmax
 tile by tile. Decoding has its own attention over a KV cache, in inference/cache.py.
 
 persistent.py is no path: it has the attention to a head's persistent vectors (`model.persistent`), and merges it with
-that of any path, or of the KV cache, by the two log-sums.
+that of any path, or of the KV cache, by the two log-sums. With the fused kernels, fused/persistent.py does both.
 
 To add a path: write a module with `attend`, name it in `config.ATTENTION_PATHS`, choose it in paths.py, and compare its
 output and every gradient with the reference, as in tests/model/test_attention.py. If its cost differs, flops.py has to
