@@ -33,8 +33,8 @@ has the table, also of the backward kernel.
 Older blocks are copied from the ring in HBM ahead of their step, by the heads that reach them, and are projected for
 that head inside the kernel.
 
-**Persistent vectors** (`model.persistent`) have no distance, mask or memory, so they have two small kernels of their own.
-These continue the softmax of the kernels above, which return its log-sum-exp and take that one's gradient, over all N
+**Persistent vectors** (`model.persistent`) have no distance, mask or memory, so they have two small kernels of their
+own. These continue the softmax of the kernels above, which return its log-sum-exp and take that one's gradient, over all N
 vectors of a head, at the same cost for any span. Scores never leave VMEM; by XLA, each layer's go through HBM several
 times. persistent.py and persistent_kernels.py have them.
 
