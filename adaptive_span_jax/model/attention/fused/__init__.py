@@ -34,9 +34,9 @@ Older blocks are copied from the ring in HBM ahead of their step, by the heads t
 that head inside the kernel.
 
 **Persistent vectors** (`model.persistent`) have no distance, mask or memory, so they have two small kernels of their
-own. These continue the softmax of the kernels above, which return its log-sum-exp and take that one's gradient, over all N
-vectors of a head, at the same cost for any span. Scores never leave VMEM; by XLA, each layer's go through HBM several
-times. persistent.py and persistent_kernels.py have them.
+own. These continue the softmax of the kernels above, which return its log-sum-exp and take that one's gradient, over
+all N vectors of a head, at the same cost for any span. Scores never leave VMEM; by XLA, each layer's go through HBM
+several times. persistent.py and persistent_kernels.py have them.
 
 Read sizes.py (how far each head walks), tiles.py (operations on one tile), program.py (what both kernels share), then
 forward.py and backward.py. attention.py puts them behind the signature of the reference.
