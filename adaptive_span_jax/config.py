@@ -143,6 +143,12 @@ class SpanConfig:
         _at_least(0, "it must be 0 or more"),
         mutable=True,
     )
+    initial: float = _field(
+        0.0,
+        "adaptive: every head's z before training, in positions (published: 0)",
+        _at_least(0, "it must be between 0 and config.span.limit"),
+        added=True,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,6 +310,16 @@ class Config:
             raise UserError(
                 f"config.model.width is {self.model.width}; it must be a multiple of config.model.heads, which is "
                 f"{self.model.heads}"
+            )
+        if self.span.initial > self.span.limit:
+            raise UserError(
+                f"config.span.initial is {self.span.initial:g}; it must be between 0 and config.span.limit, which is "
+                f"{self.span.limit}"
+            )
+        if self.span.initial and self.span.kind != "adaptive":
+            raise UserError(
+                f"config.span.initial is {self.span.initial:g}, but config.span.kind is {self.span.kind!r}; only "
+                "adaptive spans have an initial value"
             )
         if self.model.sandwich > self.model.layers:
             raise UserError(

@@ -118,11 +118,11 @@ class FixedSpan(nnx.Module):
 
 
 class AdaptiveSpan(nnx.Module):
-    """One learned span per head. Call `project` on the parameters after every update."""
+    """One learned span per head, at first z = `initial`. Call `project` on the parameters after every update."""
 
-    def __init__(self, heads: int, limit: int, dtype: DTypeLike = jnp.float32):
+    def __init__(self, heads: int, limit: int, dtype: DTypeLike = jnp.float32, *, initial: float = 0.0):
         self.limit = limit
-        self.span_fraction_H = nnx.Param(jnp.zeros((heads,), dtype))
+        self.span_fraction_H = nnx.Param(jnp.full((heads,), initial / limit, dtype))
 
     def __call__(self, hidden_BTD: jax.Array) -> jax.Array:
         return self.limit * self.span_fraction_H[...][None, None, :]
@@ -155,7 +155,7 @@ def make_span(span: SpanConfig, width: int, heads: int, dtype: DTypeLike = jnp.f
     if span.kind == "fixed":
         return FixedSpan(heads, span.limit, dtype)
     if span.kind == "adaptive":
-        return AdaptiveSpan(heads, span.limit, dtype)
+        return AdaptiveSpan(heads, span.limit, dtype, initial=span.initial)
     return DynamicSpan(width, heads, span.limit, dtype)
 
 

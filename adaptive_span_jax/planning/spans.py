@@ -29,8 +29,8 @@ def spans(config: Config, setting: str) -> np.ndarray:
     if setting == TRAINED:
         return _trained_profile(config)
     if setting == START:
-        start = 0.0 if config.span.kind == "adaptive" else limit / (1 + np.exp(-span.DYNAMIC_INITIAL_BIAS))
-        return np.full(shape, start)
+        dynamic = limit / (1 + np.exp(-span.DYNAMIC_INITIAL_BIAS))
+        return np.full(shape, config.span.initial if config.span.kind == "adaptive" else dynamic)
     return np.full(shape, limit if setting == LIMIT else min(float(setting), limit))
 
 

@@ -73,6 +73,11 @@ def test_adaptive_span_starts_at_zero_and_scales_with_the_limit():
     assert module.penalty(z_BTH) == 25
 
 
+def test_adaptive_span_starts_where_the_config_says():
+    config = SpanConfig("adaptive", limit=50, ramp=8, penalty=0.1, initial=20.0)
+    assert_allclose(span.make_span(config, width=6, heads=3)(jnp.ones((2, 5, 6))), np.full((1, 1, 3), 20.0), rtol=1e-6)
+
+
 def test_dynamic_span_against_the_papers_formula():
     rng = np.random.default_rng(3)
     hidden, weight, bias = rng.standard_normal((2, 5, 6)), rng.standard_normal((6, 3)), rng.standard_normal(3)

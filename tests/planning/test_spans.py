@@ -34,6 +34,10 @@ def test_settings_follow_the_kind_of_span():
     assert (fixed["limit"] == 8192).all()
 
 
+def test_start_is_the_configs():
+    assert (spans.spans(tiny_config(span={"limit": 100, "initial": 7.0}), "start") == 7).all()
+
+
 def test_a_short_limit_has_no_longer_setting():
     config = tiny_config(span={"limit": 2048, "ramp": 32})
     assert list(spans.settings(config)) == ["start", "trained", "limit"]
