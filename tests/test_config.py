@@ -45,8 +45,10 @@ def test_a_config_from_before_a_field_was_added_is_read():
     """Checkpoints hold the config of their time."""
     fields = tiny_fields().to_dict()
     del fields["evaluate"]["max_tokens"], fields["model"]["persistent"], fields["model"]["sandwich"]
+    del fields["span"]["initial"]
     config = Config.from_dict(fields)
     assert (config.evaluate.max_tokens, config.model.persistent, config.model.sandwich) == (0, 0, 0)
+    assert config.span.initial == 0
 
 
 @pytest.mark.parametrize("tokens", [-1, 1])
@@ -119,7 +121,7 @@ def test_published_settings(name, row):
 
 
 def test_every_published_config_has_a_row():
-    own = {"base", "bytes", "enwik8_cpu", "quickstart", "span_sweep"}
+    own = {"base", "bytes", "enwik8_cpu", "family", "lags", "quickstart", "span_sweep"}
     assert {*published_settings()} == {*NAMES} - own
 
 
@@ -136,6 +138,11 @@ def test_every_published_config_has_a_row():
         (lambda c: c.model.update(sandwich=1, persistent=5), r"config\.model\.sandwich is 1, but .*persistent=5"),
         (lambda c: c.model.__setattr__("sandwich", -1), r"config\.model\.sandwich is -1; it must be between 0 and"),
         (lambda c: c.span.__setattr__("kind", "wide"), r"config\.span\.kind is 'wide'; it must be one of fixed"),
+        (
+            lambda c: c.span.__setattr__("initial", 1e6),
+            r"config\.span\.initial is 1e\+06; .* config\.span\.limit, which is",
+        ),
+        (lambda c: c.span.update(kind="dynamic", initial=5.0), r"config\.span\.initial is 5, but .* is 'dynamic'"),
         (lambda c: c.data.__setattr__("splits", (0.5, 0.1, 0.1)), r"config\.data\.splits is .* sum to 1"),
         (lambda c: c.__setattr__("seed", -1), r"config\.seed is -1"),
         (lambda c: c.model.__setattr__("persistent", -1), r"config\.model\.persistent is -1; it must be 0 \(none\) or"),

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
 from adaptive_span_jax.report.figures.drawing import BLUE, GREEN, RED, Drawing, leave_empty, panels, styled
@@ -16,6 +17,7 @@ class Point(NamedTuple):
 
     kind: str
     limit: int
+    seed: int
     steps: int
     dev_bits: float
     test_bits: float
@@ -26,8 +28,8 @@ class Point(NamedTuple):
 
 @styled
 def span_sweep(points: Sequence[Point], unit: str) -> Drawing:
-    """The paper's Figure 3."""
-    points = sorted(points, key=lambda point: (list(_LOOKS).index(point.kind), point.limit))
+    """The paper's Figure 3. Of several seeds, lines show the mean and bars the smallest and largest."""
+    points = sorted(points, key=lambda point: (list(_LOOKS).index(point.kind), point.limit, point.seed))
     figure, axes = panels(1, 3, width=9, height=2.9)
     values = (
         ("dev_bits", 1.0, f"dev bits per {unit}"),
@@ -36,11 +38,15 @@ def span_sweep(points: Sequence[Point], unit: str) -> Drawing:
     )
     for panel, (name, scale, label) in zip(axes, values, strict=True):
         for kind, (color, dashes, marker) in _LOOKS.items():
-            chosen = [point for point in points if point.kind == kind]
-            found = [(point.limit, getattr(point, name) * scale) for point in chosen]
-            found = [(limit, number) for limit, number in found if math.isfinite(number)]
+            found: dict[int, list[float]] = {}
+            for point in points:
+                if point.kind == kind and math.isfinite(getattr(point, name)):
+                    found.setdefault(point.limit, []).append(getattr(point, name) * scale)
             if found:
-                panel.plot(*zip(*found, strict=True), dashes, marker=marker, color=color, label=kind)
+                mean = np.array([np.mean(seeds) for seeds in found.values()])
+                ends = np.array([(min(seeds), max(seeds)) for seeds in found.values()])
+                bars = np.abs(ends - mean[:, None]).T
+                panel.errorbar([*found], mean, bars, fmt=dashes, marker=marker, color=color, capsize=3, label=kind)
         panel.set(xlabel="limit S (positions)", ylabel=label)
         if not panel.lines:
             leave_empty(panel, "no finite numbers")
@@ -62,7 +68,8 @@ def span_sweep(points: Sequence[Point], unit: str) -> Drawing:
         title="Bits, spans and cost as S grows",
         caption="Runs that differ only in their span (paper, Figure 3).",
         alt="; ".join(
-            f"{point.kind} S = {point.limit}: {point.dev_bits:.3f} bits, average span {point.average_span:.1f}"
+            f"{point.kind} S = {point.limit}, seed {point.seed}: {point.dev_bits:.3f} bits, "
+            f"average span {point.average_span:.1f}"
             for point in points
         ),
         figure=figure,

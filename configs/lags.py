@@ -1,0 +1,37 @@
+"""Spans on made text in which what matters lies far back: one run of `benchmarks/lags.py`, which makes the text.
+
+    python main.py --config=configs/lags.py --config.data.path=FILE
+
+docs/lags.md has the results.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config() -> ConfigDict:
+    """2 layers of 2 heads that may look 1024 positions back."""
+    config = base.get_config()
+    config.data.source = "files"
+
+    config.model.layers = 2
+    config.model.width = 64
+    config.model.heads = 2
+    config.model.feedforward = 128
+    config.model.dropout = 0.0
+    config.span.limit = 1024
+    config.span.penalty = 3e-6
+
+    config.train.batch_size = 16
+    config.train.segment = 128
+    config.train.steps = 2_000
+    config.train.learning_rate = 0.05
+    config.train.warmup_steps = 400
+    config.train.clip = 0.3
+
+    config.evaluate.every_steps = 2_000
+    config.checkpoint.every_steps = 1_000
+    config.checkpoint.keep = 1
+    config.log.every_steps = 20
+    return config
