@@ -20,4 +20,5 @@ def get_config(model: str = "plain") -> ConfigDict:
     config.model.layers = 6 if model == "all-attention" else 4
     config.model.persistent = 2 * config.model.width if model == "all-attention" else 0
     config.model.sandwich = 1 if model == "sandwich" else 0
+    config.train.steps = config.evaluate.every_steps = 2_500
     return config
