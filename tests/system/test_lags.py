@@ -39,7 +39,7 @@ def test_entropy_against_counts():
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> dict[str, dict[str, Any]]:
-    """The runs of docs/lags.md: a quarter of an hour on two cores."""
+    """The runs of docs/lags.md: minutes each."""
     folder: Path = tmp_path_factory.mktemp("lags")
     return {name: lags.train(run, folder / name) for name, run in lags.RUNS.items()}
 
@@ -53,12 +53,12 @@ def test_spans_go_as_far_as_they_must(results):
         assert furthest - 8 <= longest[name] <= 1.1 * furthest
         assert sorted(np.ravel(results[name]["z_LH"]))[-2] < 64
         assert lags.RUNS[name].text.entropy() - 0.02 < bits[name] < lags.RUNS[name].text.entropy() + 0.1
-    # With ten times the penalty spans stay shorter, and bits are at least what the span allows.
+    # With ten times the penalty, and with a fixed span that is too short, bits are those of the span.
     assert longest["penalty"] < longest["far"] / 2
-    assert bits["penalty"] > lags.FAR.entropy(longest["penalty"]) - 0.02
-    # A fixed span that is too short cannot do better than what it allows.
-    assert lags.FAR.entropy(128) - 0.02 < bits["fixed"] < lags.FAR.entropy(128) + 0.1
-    # Distances beyond the ramp are never found from z = 0.
-    assert longest["gap"] < 128
-    assert bits["gap"] > lags.GAP.entropy(0) - 0.02
-    assert bits["gap_initial"] < lags.GAP.entropy() + 0.2
+    for name in ("penalty", "fixed"):
+        assert abs(bits[name] - lags.FAR.entropy(min(longest[name], 128))) < 0.05
+    # From z = 0, heads do not find what is only far beyond the ramp.
+    assert longest["gap"] < 256
+    assert bits["gap"] > lags.GAP.entropy() + 1
+    assert longest["gap_initial"] >= 304
+    assert bits["gap_initial"] < lags.GAP.entropy() + 0.1
