@@ -102,7 +102,7 @@ def _forward(
             shard_running, shard_score = near.forward(shard, ramp, shard_key, shard_value)
             running.append(shard_running)
             score.append(shard_score)
-        averages = [online_softmax.finish(part) for part in far.forward(inputs, shards, ramp, running)]
+        averages = [online_softmax.finish(part) for part in far.forward(inputs, ramp, running)]
         output, log_sum = (jnp.concatenate(parts) for parts in zip(*averages, strict=True))
         output_BTHK = jnp.moveaxis(output, 1, 2).astype(inputs.query_BHTK.dtype)
         return _Residuals(output_BTHK, log_sum, key_BHJK, value_BHJK, jnp.concatenate(score))
@@ -130,7 +130,7 @@ def _backward(
             shards, *(split(array, stream_shards) for array in near_residuals), log_sum, d_output, d_dot, strict=True
         )
         near_grads = _join_near([near.backward(shard, ramp, *arrays) for shard, *arrays in of_shards], inputs)
-        return _like_inputs(far.backward(inputs, shards, ramp, log_sum, d_output, d_dot, near_grads), inputs)
+        return _like_inputs(far.backward(inputs, ramp, log_sum, d_output, d_dot, near_grads), inputs)
 
     inputs = saved[0]
     axes = _axes(inputs)
