@@ -4,8 +4,8 @@ from adaptive_span_jax.planning import bundles, hlo
 from adaptive_span_jax.planning.dump import Dump
 from tests.conftest import tiny_config
 
-# Three layers of two heads. In each: a product, and a loop over heads that are read together. In it: a copy, and for both
-# heads and for one alone a loop over memory blocks with another copy, and one over the segment.
+# Three layers of two heads. In each: a product, and a loop over heads that are read together. In it: a copy, and first
+# for both heads, then for one, a loop over blocks of memory and a loop over the segment, each with a copy of its own.
 GPU_PROGRAM = """HloModule jit_train_step
 
 %product (left: bf16[8,64], right: bf16[64,16]) -> f32[8,16] {

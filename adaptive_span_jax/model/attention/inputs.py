@@ -16,8 +16,9 @@ NEAR = 64
 # A far tile is at most FAR queries against FAR keys.
 FAR = 128
 
-# On other platforms, GPUs, every turn of a far loop starts some twenty kernels and waits for the host to read whether
-# another turn follows. Larger tiles compute more that is masked out, but take far fewer turns.
+# On other platforms, GPUs, every turn of a far loop starts some thirty kernels and waits for the host to read whether
+# another turn follows. Larger tiles, and tiles of several heads, compute more that is masked out, but take far fewer
+# turns.
 FAR_ON_GPU = 512
 HEADS_ON_GPU = 8
 
@@ -25,10 +26,10 @@ HEADS_ON_GPU = 8
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class FarShape:
-    """The shape of far tiles: at most `size` queries against `size` keys."""
+    """The shape of far tiles: at most `size` queries against `size` keys, of at most `heads` heads."""
 
     size: int
-    heads: int = 1  # that are read together
+    heads: int = 1
 
     @classmethod
     def on(cls, platform: str) -> "FarShape":
@@ -45,7 +46,7 @@ class FarShape:
         return min(self.size, limit)
 
     def groups(self, heads: int) -> tuple[int, ...]:
-        """How many of a layer's heads a turn may be for, most first: as many as divide them, and halves of that."""
+        """The numbers of heads that a tile may be of, most first; the most, which are read together, divides H."""
         sizes = [max(size for size in range(1, self.heads + 1) if heads % size == 0)]
         while sizes[-1] > 1:
             sizes.append(-(-sizes[-1] // 2))

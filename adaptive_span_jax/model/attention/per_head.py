@@ -2,8 +2,9 @@
 
 The work is split by distance. *Near*, distances 1 … W (near.py): every head, tiles of fixed shape, one batched product
 for all of them. *Far*, distances beyond W (far.py): only heads that reach that far, block by block, keys and values
-projected for one head at a time, in loops whose bounds are values. A head that reads 5,000 positions pays for 5,000,
-its neighbour that reads 40 pays for W, no key is projected that is not read, and nothing is recompiled when spans move.
+projected for the heads that read them, in loops whose bounds are values. A head that reads 5,000 positions pays for
+5,000, its neighbour that reads 40 pays for W, and nothing is recompiled when spans move. On GPUs, where few large tiles
+are faster than many small ones, up to twice as many far blocks are computed as are read.
 
     distance    1 ……… W │ ………………………………………………………………………… S
     head 0      ■■■■■■■■■                                            reach ≤ W: near only
