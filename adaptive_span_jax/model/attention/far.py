@@ -103,7 +103,7 @@ def backward(
     accum_dtype, compute_dtype = d_dot[0].dtype, inputs.segment_BTD.dtype
 
     def read_block(residuals: tuple, block: _Block, carry: tuple) -> tuple:
-        d_weights_EHD, d_segment_BTD, d_query, d_z, d_table_PK = carry
+        d_weights_HED, d_segment_BTD, d_query, d_z, d_table_PK = carry
         shards, projected = block.heads.inputs.shards(stream_shards), block.project(stream_shards)
 
         def read_queries(number: jax.Array, carry: tuple) -> tuple:
@@ -131,24 +131,24 @@ def backward(
         carry = (d_query, d_z, d_table_PK, zeros, scratch)
         d_query, d_z, d_table_PK, d_projected, _ = _over_queries(block, read_queries, carry)
         d_projected_BJHE = jnp.concatenate(d_projected).astype(compute_dtype)
-        d_block_EHD = jnp.einsum(
-            "BJHE,BJD->EHD", d_projected_BJHE, block.hidden_BJD, preferred_element_type=accum_dtype
+        d_block_HED = jnp.einsum(
+            "BJHE,BJD->HED", d_projected_BJHE, block.hidden_BJD, preferred_element_type=accum_dtype
         )
-        d_weights_EHD = d_weights_EHD.at[:, : block.group].add(d_block_EHD)
+        d_weights_HED = d_weights_HED.at[: block.group].add(d_block_HED)
         if block.in_segment:
             d_hidden_BJD = jnp.einsum("BJHE,DHE->BJD", d_projected_BJHE, block.weights_DHE)
             old = jax.lax.dynamic_slice_in_dim(d_segment_BTD, block.first, d_hidden_BJD.shape[1], axis=1)
             d_segment_BTD = jax.lax.dynamic_update_slice_in_dim(d_segment_BTD, old + d_hidden_BJD, block.first, axis=1)
-        return d_weights_EHD, d_segment_BTD, d_query, d_z, d_table_PK
+        return d_weights_HED, d_segment_BTD, d_query, d_z, d_table_PK
 
     def read_heads(heads: _Heads, grads: tuple) -> tuple:
         d_of_heads, d_segment_BTD, d_table_PK = grads
         d_key_DHK, d_value_DHK, d_query, d_z = _take(d_of_heads, heads.number_H)
         width, count, head_width = d_key_DHK.shape
         read = functools.partial(read_block, _take((log_sum, d_output, d_dot), heads.number_H))
-        carry = (jnp.zeros((2 * head_width, count, width), accum_dtype), d_segment_BTD, d_query, d_z, d_table_PK)
-        d_weights_EHD, d_segment_BTD, d_query, d_z, d_table_PK = _over_blocks(heads, read, carry)
-        d_far_key_DHK, d_far_value_DHK = jnp.split(d_weights_EHD.T, 2, axis=2)
+        carry = (jnp.zeros((count, 2 * head_width, width), accum_dtype), d_segment_BTD, d_query, d_z, d_table_PK)
+        d_weights_HED, d_segment_BTD, d_query, d_z, d_table_PK = _over_blocks(heads, read, carry)
+        d_far_key_DHK, d_far_value_DHK = jnp.split(jnp.moveaxis(d_weights_HED, 2, 0), 2, axis=2)
         after = (d_key_DHK + d_far_key_DHK, d_value_DHK + d_far_value_DHK, d_query, d_z)
         return _put(d_of_heads, after, heads.number_H), d_segment_BTD, d_table_PK
 
@@ -291,13 +291,21 @@ def _tile(shard: Inputs, block: _Block, projected_BJHE: jax.Array, number: jax.A
 
 def _take(tree: OfHeads, number_H: jax.Array) -> OfHeads:
     """The arrays with these heads only."""
-    return jax.tree.map(lambda array: array.at[:, number_H].get(mode="promise_in_bounds"), tree)
+
+    def take(array: jax.Array) -> jax.Array:
+        if number_H.size == 1:  # XLA:CPU is slower at gathering and scattering
+            return jax.lax.dynamic_slice_in_dim(array, number_H[0], 1, axis=1)
+        return array.at[:, number_H].get(mode="promise_in_bounds")
+
+    return jax.tree.map(take, tree)
 
 
 def _put(tree: OfHeads, new: OfHeads, number_H: jax.Array) -> OfHeads:
     """The arrays with these heads replaced."""
 
     def put(array: jax.Array, new: jax.Array) -> jax.Array:
+        if number_H.size == 1:
+            return jax.lax.dynamic_update_slice_in_dim(array, new, number_H[0], axis=1)
         return array.at[:, number_H].set(new, unique_indices=True, mode="promise_in_bounds")
 
     return jax.tree.map(put, tree, new)

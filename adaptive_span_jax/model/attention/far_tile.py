@@ -80,10 +80,10 @@ def gradients(
     d_score_BHCJ, weight_BHCJ = grads.d_score.astype(compute_dtype), grads.weight.astype(compute_dtype)
     query_NBHCK, table_NYK = _chunks(tile.query_BHCK), _chunk_tables(tile)
     d_position_NBHCY, scratch = skew.tile_by_distance(_chunks(d_score_BHCJ), scratch)
-    d_query_NBHCK = jnp.einsum("NBHCY,NYK->NBHCK", d_position_NBHCY, table_NYK, preferred_element_type=accum_dtype)
+    d_query_NBHCK = _by_chunk("BHCY,YK->BHCK", d_position_NBHCY, table_NYK)
     # With three axes to sum over, XLA:GPU would transpose the whole tile first.
     rows = (array.reshape(array.shape[0], -1, array.shape[-1]) for array in (d_position_NBHCY, query_NBHCK))
-    d_table_NYK = jnp.einsum("NXY,NXK->NYK", *rows, preferred_element_type=accum_dtype)
+    d_table_NYK = _by_chunk("XY,XK->YK", *rows)
     tile_grads = TileGradients(
         query_BHCK=jnp.einsum("BHCJ,BHJK->BHCK", d_score_BHCJ, tile.key_BHJK, preferred_element_type=accum_dtype)
         + _join_chunks(d_query_NBHCK),
@@ -98,10 +98,19 @@ def gradients(
 def _scores(tile: Tile) -> jax.Array:
     accum_dtype = jnp.promote_types(tile.query_BHCK.dtype, jnp.float32)
     content_BHCJ = jnp.einsum("BHCK,BHJK->BHCJ", tile.query_BHCK, tile.key_BHJK, preferred_element_type=accum_dtype)
-    position_NBHCY = jnp.einsum(
-        "NBHCK,NYK->NBHCY", _chunks(tile.query_BHCK), _chunk_tables(tile), preferred_element_type=accum_dtype
-    )
+    position_NBHCY = _by_chunk("BHCK,YK->BHCY", _chunks(tile.query_BHCK), _chunk_tables(tile))
     return content_BHCJ + _join_chunks(skew.tile_by_key(position_NBHCY, tile.key_BHJK.shape[2]))
+
+
+def _by_chunk(subscripts: str, left_N: jax.Array, right_N: jax.Array) -> jax.Array:
+    """A product for each chunk."""
+
+    def product(left: jax.Array, right: jax.Array) -> jax.Array:
+        return jnp.einsum(subscripts, left, right, preferred_element_type=jnp.promote_types(left.dtype, jnp.float32))
+
+    if left_N.shape[0] == 1:  # with an axis for a single chunk XLA:CPU transposes the table for every tile
+        return product(left_N[0], right_N[0])[None]
+    return jax.vmap(product)(left_N, right_N)
 
 
 def _chunks(array_BHTX: jax.Array) -> jax.Array:
