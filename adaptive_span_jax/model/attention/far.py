@@ -169,12 +169,10 @@ def _over_heads(inputs: Inputs, ramp: int, read: Callable[[_Heads, Carry], Carry
     order_H, count = jnp.argsort(-reach_H), (reach_H > NEAR).sum()
 
     def body(state: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
-        # If all heads are read together, nothing here depends on `first`, and XLA could move all of it out of the
-        # loop, where it is computed at any span. It cannot look through a barrier.
-        of_turn_H, first = jax.lax.optimization_barrier((order_H, state[0]))
-        number_H = jax.lax.dynamic_slice_in_dim(of_turn_H, first, size)
+        first, carry = state
+        number_H = jax.lax.dynamic_slice_in_dim(order_H, first, size)
         heads = _Heads(inputs.of_heads(lambda array: _take(array, number_H)), number_H, reach_H[number_H])
-        return first + size, read(heads, state[1])
+        return first + size, read(heads, carry)
 
     return jax.lax.while_loop(lambda state: state[0] < count, body, (jnp.zeros_like(count), carry))[1]
 
