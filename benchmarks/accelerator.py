@@ -151,6 +151,8 @@ def turns(config: Config, z_LH: np.ndarray, kind: str) -> int:
         return 2 * int(np.where(full_LH < 0, 0, steps_LH).sum())
     shape = FarShape.on(kind)
     tiles_LHX = np.asarray(flops.far_tiles(config, jax.numpy.asarray(z_LH, jax.numpy.float32), shape)[1])
+    # Heads that are read together read a block in one turn, and the first of them reads every block.
+    tiles_LHX = tiles_LHX[:, :: shape.groups(config.model.heads)[0]]
     in_blocks = 0 if shape.one_query_block(config.train.segment) else tiles_LHX.sum()
     return 2 * int((tiles_LHX > 0).sum() + in_blocks)
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from adaptive_span_jax.config import Config
+from adaptive_span_jax.model.attention.far_tile import position_chunks
 from adaptive_span_jax.model.attention.fused.sizes import BLOCK, walk
 from adaptive_span_jax.model.attention.inputs import FAR, NEAR, FarShape
 from adaptive_span_jax.model.span import reach
@@ -60,8 +61,8 @@ def executed_flops(config: Config, z_LH: jax.Array, far: FarShape = _SMALL_TILES
     rows_X, tiles_LHX = far_tiles(config, z_LH, far)
     rows = rows_X[None, None, :].astype(jnp.float32)
     projected = rows * width * 2 * config.head_width
-    # A tile's products: scores and values, and positions at all distances in it.
-    tile = queries * config.head_width * (2 * rows + rows + queries)
+    # A tile's products: scores and values, and for each chunk of queries positions at all distances in it.
+    tile = queries * config.head_width * (2 * rows + rows + queries // position_chunks(queries))
     distant = jnp.where(tiles_LHX > 0, projected + tiles_LHX * tile, 0).sum()
     return sizes.layers * (_dense(config) + near / length) + distant / length
 
@@ -80,11 +81,16 @@ def fused_flops(config: Config, z_LH: jax.Array) -> jax.Array:
 
 
 def far_tiles(config: Config, z_LH: jax.Array, far: FarShape = _SMALL_TILES) -> tuple[jax.Array, jax.Array]:
-    """(rows_X of the X key blocks, tiles_LHX that each head computes of them), as in the loops of attention/far.py."""
+    """(rows_X of the X key blocks, tiles_LHX that each head computes of them), as in the loops of attention/far.py.
+
+    As there, the heads of a layer are sorted by their reach, furthest first.
+    """
     limit = config.span.limit
     _, padded = _padded(config.train.segment)
     queries, size = far.queries(padded), far.keys(limit)
-    reach_LH1 = reach(z_LH, config.span.ramp, limit)[..., None]
+    reach_LH = jnp.sort(reach(z_LH, config.span.ramp, limit), descending=True)
+    leader_H, furthest_H = _leaders(far, reach_LH.shape[1])
+    leader_LH1, furthest_LH1 = (reach_LH[:, head_H][..., None] for head_H in (leader_H, furthest_H))
 
     memory = jnp.arange(-(-limit // size))
     segment = jnp.arange(max(-(-(padded - 1 - NEAR) // queries), 0))
@@ -93,10 +99,23 @@ def far_tiles(config: Config, z_LH: jax.Array, far: FarShape = _SMALL_TILES) -> 
     # Every block of the segment is read, but a block of memory only if the head reaches it.
     before_X = jnp.concatenate([memory * size, jnp.zeros_like(segment)])
     rows, first, before = (array[None, None, :] for array in (rows_X, first_X, before_X))
-    read_LHX = (reach_LH1 > NEAR) & (reach_LH1 > before)
+    read_LHX = (leader_LH1 > NEAR) & (leader_LH1 > before)
     earliest = jnp.maximum(first + NEAR + 1, 0) // queries
-    latest_LHX = jnp.minimum(first + rows - 1 + reach_LH1, padded - 1) // queries
+    latest_LHX = jnp.minimum(first + rows - 1 + furthest_LH1, padded - 1) // queries
     return rows_X, jnp.where(read_LHX, jnp.maximum(latest_LHX + 1 - earliest, 0), 0)
+
+
+def _leaders(far: FarShape, heads: int) -> tuple[list[int], list[int]]:
+    """For each of the sorted heads: the head whose key blocks it computes too, and the head whose query blocks.
+
+    The former is the first that is in its group and in no smaller one, the latter the first of those read together.
+    """
+    sizes = far.groups(heads)
+    furthest_H = [head - head % sizes[0] for head in range(heads)]
+    leader_H = [
+        first + max(size for size in (*sizes, 0) if size <= head - first) for head, first in enumerate(furthest_H)
+    ]
+    return leader_H, furthest_H
 
 
 def published_flops(config: Config, z_LH: jax.Array) -> jax.Array:

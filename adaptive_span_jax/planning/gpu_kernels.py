@@ -14,15 +14,15 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.model import flops, transformer
-from adaptive_span_jax.model.attention.inputs import NEAR, FarShape
+from adaptive_span_jax.model.attention.inputs import FarShape
 from adaptive_span_jax.model.memory import WRITE_SCOPE
-from adaptive_span_jax.model.span import reach
 from adaptive_span_jax.planning import hlo
 from adaptive_span_jax.planning.bundles import ScheduleError
 from adaptive_span_jax.planning.topology import Chip
@@ -126,31 +126,32 @@ def count_step(config: Config, program: hlo.Program, z_LH: np.ndarray) -> Step:
     return Step(kernels, counter.turns, counter.conditions)
 
 
-@dataclasses.dataclass(frozen=True)
-class _FarTurns:
-    """Turns of the loops in attention/far.py: heads a layer, blocks a head, tiles a block; averages over layers."""
+class _Turns(NamedTuple):
+    """How often a loop turns whose turns depend on the spans, and in each turn the loops in it; averages."""
 
-    heads: float
-    memory_blocks: float
-    memory_tiles: float
-    segment_tiles: float
+    turns: float
+    below: tuple["_Turns", ...] = ()
 
-    @classmethod
-    def of(cls, config: Config, z_LH: np.ndarray) -> "_FarTurns":
-        limit, shape = config.span.limit, FarShape.on("gpu")
-        tiles_LHX = np.asarray(flops.far_tiles(config, jnp.asarray(z_LH, jnp.float32), shape)[1])
-        blocks = -(-limit // shape.keys(limit))
-        reach_LH = reach(np.asarray(z_LH, np.float64), config.span.ramp, limit)
-        far_LH = reach_LH > NEAR
-        read = np.where(far_LH, -(-reach_LH // shape.keys(limit)), 0).sum()
-        segment_LHX = tiles_LHX[..., blocks:]
-        # Without any far heads, none of the averages matters.
-        return cls(
-            heads=far_LH.sum() / len(far_LH),
-            memory_blocks=read / max(far_LH.sum(), 1),
-            memory_tiles=tiles_LHX[..., :blocks].sum() / max(read, 1),
-            segment_tiles=segment_LHX.sum() / max(far_LH.sum() * segment_LHX.shape[-1], 1),
-        )
+
+def _far_turns(config: Config, z_LH: np.ndarray) -> _Turns:
+    """The turns of the loops in attention/far.py in a layer: over heads, in it over blocks, in these over tiles."""
+    limit, shape = config.span.limit, FarShape.on("gpu")
+    tiles_LHX = np.asarray(flops.far_tiles(config, jnp.asarray(z_LH, jnp.float32), shape)[1])
+    in_memory = -(-limit // shape.keys(limit))
+    sizes = shape.groups(tiles_LHX.shape[1])
+    heads = (tiles_LHX[:, :: sizes[0]] > 0).any(axis=2).sum()
+    below = []
+    for size, smaller in zip(sizes, (*sizes[1:], 0), strict=True):
+        # What the group reads, less what larger groups have read.
+        of_group_LHX = tiles_LHX[:, smaller :: sizes[0]]
+        if size < sizes[0]:
+            of_group_LHX = np.where(tiles_LHX[:, size :: sizes[0]] > 0, 0, of_group_LHX)
+        for tiles in (of_group_LHX[..., :in_memory], of_group_LHX[..., in_memory:]):
+            if tiles.shape[-1]:
+                blocks = (tiles > 0).sum()
+                # Without any, none of the averages matters.
+                below.append(_Turns(blocks / max(heads, 1), (_Turns(tiles.sum() / max(blocks, 1)),)))
+    return _Turns(heads / len(z_LH), tuple(below))
 
 
 class _Counter:
@@ -160,23 +161,15 @@ class _Counter:
         self._config, self._program, self._z_LH = config, program, z_LH
         self.turns = self.conditions = 0.0
 
-    def kernels(
-        self,
-        computation: str,
-        runs: float,
-        place: str,
-        far: _FarTurns | None = None,
-        below: tuple[float, ...] = (),
-    ) -> Iterator[Kernel]:
+    def kernels(self, computation: str, runs: float, place: str, below: tuple["_Turns", ...] = ()) -> Iterator[Kernel]:
         """The kernels of a computation that runs so often, and of the loops in it.
 
-        `far` is None outside of the far loops; within them `below` has the turns of the loops in the computation whose
-        turns depend on values, in order.
+        In the far loops, `below` has those in the computation whose turns depend on values, in order.
         """
         waiting = collections.deque(below)
         for instruction in self._program.computations[computation].values():
             if instruction.opcode == "while":
-                yield from self._loop(instruction, runs, place, far, waiting)
+                yield from self._loop(instruction, runs, place, waiting)
             elif instruction.opcode in ("conditional", "call", "async-start"):
                 raise ScheduleError(f"{instruction.name}: kernels in a {instruction.opcode} are not counted yet")
             elif instruction.opcode not in _NO_KERNEL and not instruction.opcode.endswith("-done"):
@@ -185,36 +178,30 @@ class _Counter:
                 yield Kernel(instruction.name, runs, multiply_adds, half, moved, place, instruction.scope)
 
     def _loop(
-        self, loop: hlo.Instruction, runs: float, place: str, far: _FarTurns | None, waiting: collections.deque[float]
+        self, loop: hlo.Instruction, runs: float, place: str, waiting: collections.deque["_Turns"]
     ) -> Iterator[Kernel]:
         body, known = self._program.body(loop), _TRIP_COUNT.search(loop.attributes)
-        if known:  # layers; or in the far loops blocks of the segment, whose inner loop is over tiles
-            below = (far.segment_tiles,) if far else ()
+        if known:  # layers
             in_layers = place == OUTSIDE and transformer.turns_in_scope(self._config, loop.scope) is not None
-            yield from self.kernels(body, runs * int(known[1]), LAYERS if in_layers else place, far, below)
+            yield from self.kernels(body, runs * int(known[1]), LAYERS if in_layers else place)
             return
         if WRITE_SCOPE in loop.scope:  # the mirror of the ring is written only once in a while
             self.conditions += 2 * runs
             yield from self.kernels(body, runs, place)
             return
-        if far is None:
-            # Blocks of memory come first. If the segment is one block, its loop is gone and that over tiles is here.
-            far = self._far_turns(loop)
-            turns, below = far.heads, (far.memory_blocks, far.segment_tiles)
-        elif waiting:
-            turns, below = waiting.popleft(), (far.memory_tiles,)
-        else:
+        if place == FAR_LOOPS and not waiting:
             raise ScheduleError(f"{loop.name}: its turns depend on values, and it is none of the far loops")
-        self.turns += runs * turns
-        self.conditions += runs * (turns + 1)
-        yield from self.kernels(body, runs * turns, FAR_LOOPS, far, below)
+        far = waiting.popleft() if place == FAR_LOOPS else self._far_turns(loop)
+        self.turns += runs * far.turns
+        self.conditions += runs * (far.turns + 1)
+        yield from self.kernels(body, runs * far.turns, FAR_LOOPS, far.below)
 
-    def _far_turns(self, loop: hlo.Instruction) -> _FarTurns:
+    def _far_turns(self, loop: hlo.Instruction) -> "_Turns":
         """The turns of far loops, by the spans of the layers of the scan that they are in."""
         scanned = transformer.turns_in_scope(self._config, loop.scope)
         if scanned is None:
             raise ScheduleError(f"{loop.name}: its turns depend on values, and it is in no layer")
-        return _FarTurns.of(self._config, self._z_LH[scanned.start : scanned.stop])
+        return _far_turns(self._config, self._z_LH[scanned.start : scanned.stop])
 
     def _moved(self, instruction: hlo.Instruction, computation: str) -> int:
         """Bytes that one run of an instruction moves."""

@@ -48,21 +48,26 @@ def test_same_as_plain(length, limit, ramp, kind, rate, valid_length, per_token)
 
 @pytest.mark.usefixtures("x64", "two_stream_shards")
 @pytest.mark.parametrize(
-    ("length", "limit", "kind", "rate", "valid_length", "per_token"),
+    ("heads", "length", "limit", "kind", "rate", "valid_length", "per_token"),
     [
-        (512, 700, "any", 0.3, None, False),  # a whole tile of queries; S is no multiple of it
-        (130, 600, "one long", 0.3, 100, True),  # tiles of 192 queries, padded, against 512 keys
-        pytest.param(512, 1024, "full", 0.0, None, False, marks=pytest.mark.slow),
-        pytest.param(512, 1100, "zero", 0.3, None, False, marks=pytest.mark.slow),
-        pytest.param(1024, 600, "any", 0.3, 511, True, marks=pytest.mark.slow),  # several tiles of queries
-        pytest.param(640, 513, "full", 0.3, 0, False, marks=pytest.mark.slow),  # tiles of 320 queries
-        pytest.param(704, 90, "any", 0.0, None, False, marks=pytest.mark.slow),  # 11 chunks: tiles of 64 queries
-        pytest.param(1, 600, "any", 0.3, None, True, marks=pytest.mark.slow),
+        (3, 512, 700, "any", 0.3, None, False),  # a whole tile of queries; S is no multiple of it
+        (3, 130, 600, "one long", 0.3, 100, True),  # tiles of 192 queries, padded, against 512 keys
+        (8, 192, 2600, "steps", 0.3, 2590, False),  # a block for every group of 8, 4, 2 and 1 heads
+        pytest.param(8, 512, 2600, "steps", 0.3, None, True, marks=pytest.mark.slow),
+        pytest.param(8, 1024, 1500, "any", 0.3, None, False, marks=pytest.mark.slow),
+        pytest.param(12, 192, 2600, "steps", 0.3, None, False, marks=pytest.mark.slow),  # twice up to 6 heads
+        pytest.param(11, 192, 600, "any", 0.3, None, False, marks=pytest.mark.slow),  # one by one
+        pytest.param(3, 512, 1024, "full", 0.0, None, False, marks=pytest.mark.slow),
+        pytest.param(3, 512, 1100, "zero", 0.3, None, False, marks=pytest.mark.slow),
+        pytest.param(3, 1024, 600, "any", 0.3, 511, True, marks=pytest.mark.slow),  # several tiles of queries
+        pytest.param(3, 640, 513, "full", 0.3, 0, False, marks=pytest.mark.slow),  # tiles of 320 queries
+        pytest.param(3, 704, 90, "any", 0.0, None, False, marks=pytest.mark.slow),  # 11 chunks: tiles of 64 queries
+        pytest.param(3, 1, 600, "any", 0.3, None, True, marks=pytest.mark.slow),
     ],
 )
-def test_tiles_for_gpus_are_the_same_as_plain(length, limit, kind, rate, valid_length, per_token):
-    arrays = draw(2, length, limit)
-    z = spans(kind, (2, length, 3) if per_token else (1, 1, 3), limit)
+def test_tiles_for_gpus_are_the_same_as_plain(heads, length, limit, kind, rate, valid_length, per_token):
+    arrays = draw(2, length, limit, heads, width=4 * heads)
+    z = spans(kind, (2, length, heads) if per_token else (1, 1, heads), limit)
     found, expected = (
         run(
             path,
@@ -108,6 +113,20 @@ def test_gpus_have_larger_tiles():
     lengths = (1, 13, 64, 128, 192, 256, 320, 512, 704, 1024)
     assert [shapes["gpu"].queries(length) for length in lengths] == [1, 13, 64, 128, 192, 256, 320, 512, 64, 512]
     assert [shapes["cpu"].queries(length) for length in lengths] == [1, 13, 64, 128, 64, 128, 64, 128, 64, 128]
+
+
+def test_gpus_read_heads_together():
+    shapes = {platform: inputs.FarShape.on(platform) for platform in ("cpu", "tpu", "gpu")}
+    assert shapes["cpu"].groups(8) == shapes["tpu"].groups(8) == (1,)
+    assert {heads: shapes["gpu"].groups(heads) for heads in (1, 2, 3, 8, 11, 12, 16)} == {
+        1: (1,),
+        2: (2, 1),
+        3: (3, 2, 1),
+        8: (8, 4, 2, 1),
+        11: (1,),
+        12: (6, 3, 2, 1),
+        16: (8, 4, 2, 1),
+    }
 
 
 # Each new shape compiles both paths, about two seconds; spans, seeds and dropout bits cost nothing.
@@ -165,7 +184,8 @@ def test_lower_precision_stays_near_float64(dtype, tolerance):
     ("platform", "length", "limit", "kind", "per_token"),
     [
         ("cpu", 64, 140, "any", False),
-        pytest.param("gpu", 512, 600, "any", False, marks=pytest.mark.slow),  # as with adaptive spans
+        ("gpu", 192, 600, "any", False),  # as with adaptive spans
+        pytest.param("gpu", 512, 600, "any", False, marks=pytest.mark.slow),
         pytest.param("gpu", 512, 600, "any", True, marks=pytest.mark.slow),  # as with dynamic ones
         pytest.param("gpu", 512, 600, "full", False, marks=pytest.mark.slow),  # as with fixed ones
     ],
@@ -210,16 +230,21 @@ def test_nothing_comes_from_later_tokens_nor_from_the_token_itself():
     assert_causal(per_head, arrays, spans("full", (1, 1, 3), 90), ramp=8, queries=(0, 1, 63, 64, 69))
 
 
-@pytest.mark.parametrize(("platform", "length", "limit"), [("cpu", 256, 700), ("cpu", 256, 90), ("gpu", 1024, 1300)])
-def test_far_tiles_are_counted_as_they_are_computed(platform, length, limit, monkeypatch):
-    config = tiny_config(model={"width": 12, "heads": 3}, span={"limit": limit, "ramp": 32}, train={"segment": length})
-    arrays = draw(1, length, limit, dtype=np.float32)
+@pytest.mark.parametrize(
+    ("platform", "heads", "length", "limit"),
+    [("cpu", 3, 256, 700), ("cpu", 3, 256, 90), ("gpu", 3, 1024, 1300), ("gpu", 12, 64, 1300)],
+)
+def test_far_tiles_are_counted_as_they_are_computed(platform, heads, length, limit, monkeypatch):
+    config = tiny_config(
+        model={"width": 12, "heads": heads}, span={"limit": limit, "ramp": 32}, train={"segment": length}
+    )
+    arrays = draw(1, length, limit, heads, dtype=np.float32)
     computed = []
     accumulate = far_tile.accumulate
 
-    def counted(*arguments):
-        jax.debug.callback(lambda: computed.append(1))
-        return accumulate(*arguments)
+    def counted(running, tile, ramp):
+        jax.debug.callback(lambda: computed.append(tile.query_BHCK.shape[1]))
+        return accumulate(running, tile, ramp)
 
     monkeypatch.setattr(far_tile, "accumulate", counted)
 
@@ -239,8 +264,8 @@ def test_far_tiles_are_counted_as_they_are_computed(platform, length, limit, mon
 
     for z in ([0.0, 0.0, 0.0], [40.0, 31.0, 32.0], [0.0, 420.5, 0.0], [90.0, 1300.0, 95.0]):
         computed.clear()
-        z_H = np.minimum(np.array(z, np.float32), limit)
+        z_H = np.minimum(np.resize(np.array(z, np.float32), heads), limit)
         jax.block_until_ready(forward(z_H[None, None, :]))
         jax.effects_barrier()
         with far_tiles_of(platform):
-            assert len(computed) == int(flops.cost(config, jnp.asarray(z_H)[None], "per_head").far_tiles)
+            assert sum(computed) == int(flops.cost(config, jnp.asarray(z_H)[None], "per_head").far_tiles)

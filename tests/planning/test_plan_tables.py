@@ -31,8 +31,8 @@ def test_every_row_is_there():
 def test_gpus_take_few_turns():
     rows = committed("enwik8", "a100:8")
     turns, milliseconds = ({name: float(row[key]) for name, row in rows.items()} for key in ("turns", "ms"))
-    assert (turns["start"], turns["trained"] <= 350, turns["2048"] <= 2000) == (0, True, True)
-    assert (milliseconds["trained"] <= 60, milliseconds["2048"] <= 220) == (True, True)
+    assert (turns["start"], turns["trained"] <= 120, turns["2048"] <= 180) == (0, True, True)
+    assert (milliseconds["trained"] <= 55, milliseconds["2048"] <= 140) == (True, True)
 
 
 @pytest.mark.slow

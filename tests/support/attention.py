@@ -95,7 +95,7 @@ def plain_run(
 
 def far_tiles_of(platform: str) -> Any:
     """While tracing: CPUs take the far tiles of another platform."""
-    return mock.patch.dict(inputs._FAR_ON, cpu=inputs.FarShape.on(platform).size)
+    return mock.patch.dict(inputs._FAR_ON, cpu=inputs.FarShape.on(platform))
 
 
 run: Any = jax.jit(plain_run, static_argnames=("path", "ramp", "rate", "platform"))
@@ -121,9 +121,12 @@ def spans(kind: str, shape: tuple[int, ...], limit: int, seed: int = 0) -> np.nd
         "full": np.full(shape, 1.0),
         "any": rng.uniform(size=shape),
         "one long": np.zeros(shape),
+        "steps": np.zeros(shape),
     }
     if kind == "one long":
         z[kind][..., -1] = 0.93
+    if kind == "steps":
+        z[kind][...] = rng.permutation(np.linspace(0, 1, shape[-1]))
     return z[kind] * limit
 
 

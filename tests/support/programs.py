@@ -4,7 +4,8 @@ from adaptive_span_jax.planning import bundles, hlo
 from adaptive_span_jax.planning.dump import Dump
 from tests.conftest import tiny_config
 
-# Three layers. In each: a product, a loop over heads with a copy and a loop over memory blocks with another copy.
+# Three layers of two heads. In each: a product, and a loop over heads that are read together. In it: a copy, and first
+# for both heads, then for one, a loop over blocks of memory and a loop over the segment, each with a copy of its own.
 GPU_PROGRAM = """HloModule jit_train_step
 
 %product (left: bf16[8,64], right: bf16[64,16]) -> f32[8,16] {
@@ -13,15 +14,33 @@ GPU_PROGRAM = """HloModule jit_train_step
   ROOT %dot = f32[8,16]{1,0} dot(%left, %right), lhs_contracting_dims={1}, rhs_contracting_dims={0}
 }
 
-%block (a: f32[1000]) -> f32[1000] {
+%block.two (a: f32[1000]) -> f32[1000] {
   %a = f32[1000]{0} parameter(0)
   ROOT %copy.1 = f32[1000]{0} copy(%a)
+}
+
+%segment.two (g: f32[1000]) -> f32[1000] {
+  %g = f32[1000]{0} parameter(0)
+  ROOT %copy.4 = f32[1000]{0} copy(%g)
+}
+
+%block.one (h: f32[1000]) -> f32[1000] {
+  %h = f32[1000]{0} parameter(0)
+  ROOT %copy.5 = f32[1000]{0} copy(%h)
+}
+
+%segment.one (i: f32[1000]) -> f32[1000] {
+  %i = f32[1000]{0} parameter(0)
+  ROOT %copy.6 = f32[1000]{0} copy(%i)
 }
 
 %head (b: f32[1000]) -> f32[1000] {
   %b = f32[1000]{0} parameter(0)
   %copy.2 = f32[1000]{0} copy(%b)
-  ROOT %while.1 = f32[1000]{0} while(%copy.2), condition=%condition, body=%block
+  %while.1 = f32[1000]{0} while(%copy.2), condition=%condition, body=%block.two
+  %while.5 = f32[1000]{0} while(%while.1), condition=%condition, body=%segment.two
+  %while.6 = f32[1000]{0} while(%while.5), condition=%condition, body=%block.one
+  ROOT %while.7 = f32[1000]{0} while(%while.6), condition=%condition, body=%segment.one
 }
 
 %layer (c: f32[1000]) -> f32[1000] {

@@ -1,6 +1,7 @@
 """What the near and the far part of per-head attention read, and the gradients they return."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -15,23 +16,25 @@ NEAR = 64
 # A far tile is at most FAR queries against FAR keys.
 FAR = 128
 
-# On other platforms, GPUs, every turn of a far loop starts some twenty kernels and waits for the host to read whether
-# another turn follows. Larger tiles compute more that is masked out, but take far fewer turns.
+# On other platforms, GPUs, every turn of a far loop starts some thirty kernels and waits for the host to read whether
+# another turn follows. Larger tiles, and tiles of several heads, compute more that is masked out, but take far fewer
+# turns.
 FAR_ON_GPU = 512
-_FAR_ON = {"cpu": FAR, "tpu": FAR}
+HEADS_ON_GPU = 8
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class FarShape:
-    """The shape of far tiles: at most `size` queries against `size` keys."""
+    """The shape of far tiles: at most `size` queries against `size` keys, of at most `heads` heads."""
 
     size: int
+    heads: int = 1
 
     @classmethod
     def on(cls, platform: str) -> "FarShape":
         """The shape that a platform computes fastest."""
-        return cls(_FAR_ON.get(platform, FAR_ON_GPU))
+        return _FAR_ON.get(platform, cls(FAR_ON_GPU, HEADS_ON_GPU))
 
     @property
     def margin(self) -> int:
@@ -41,6 +44,13 @@ class FarShape:
     def keys(self, limit: int) -> int:
         """The rows of a block of memory."""
         return min(self.size, limit)
+
+    def groups(self, heads: int) -> tuple[int, ...]:
+        """The numbers of heads that a tile may be of, most first; the most, which are read together, divides H."""
+        sizes = [max(size for size in range(1, self.heads + 1) if heads % size == 0)]
+        while sizes[-1] > 1:
+            sizes.append(-(-sizes[-1] // 2))
+        return tuple(sizes)
 
     def queries(self, length: int) -> int:
         """The queries of a tile, and the rows of a block of the segment: whole chunks that divide the padded length."""
@@ -53,6 +63,9 @@ class FarShape:
         Tiles for CPUs stay in a loop: XLA:CPU might fuse them with what comes next, and compute them twice.
         """
         return self.queries(length) == length > FAR
+
+
+_FAR_ON = {"cpu": FarShape(FAR), "tpu": FarShape(FAR)}
 
 
 class Inputs(NamedTuple):
@@ -83,6 +96,12 @@ class Inputs(NamedTuple):
             )
             for share in shares
         ]
+
+    def of_heads(self, take: Callable[[jax.Array], jax.Array]) -> "Inputs":
+        """The inputs of some heads; `take` takes them from an array whose second axis counts heads."""
+        arrays = (self.query_BHTK, self.key_DHK, self.value_DHK, self.z_BHT1)
+        query_BHTK, key_DHK, value_DHK, z_BHT1 = map(take, arrays)
+        return self._replace(query_BHTK=query_BHTK, key_DHK=key_DHK, value_DHK=value_DHK, z_BHT1=z_BHT1)
 
     @property
     def limit(self) -> int:

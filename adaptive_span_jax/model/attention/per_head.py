@@ -2,8 +2,9 @@
 
 The work is split by distance. *Near*, distances 1 … W (near.py): every head, tiles of fixed shape, one batched product
 for all of them. *Far*, distances beyond W (far.py): only heads that reach that far, block by block, keys and values
-projected for one head at a time, in loops whose bounds are values. A head that reads 5,000 positions pays for 5,000,
-its neighbour that reads 40 pays for W, no key is projected that is not read, and nothing is recompiled when spans move.
+projected for the heads that read them, in loops whose bounds are values. A head that reads 5,000 positions pays for
+5,000, its neighbour that reads 40 pays for W, and nothing is recompiled when spans move. On GPUs, where few large tiles
+are faster than many small ones, up to twice as many far blocks are computed as are read.
 
     distance    1 ……… W │ ………………………………………………………………………… S
     head 0      ■■■■■■■■■                                            reach ≤ W: near only
@@ -102,7 +103,7 @@ def _forward(
             shard_running, shard_score = near.forward(shard, ramp, shard_key, shard_value)
             running.append(shard_running)
             score.append(shard_score)
-        averages = [online_softmax.finish(part) for part in far.forward(inputs, shards, ramp, running)]
+        averages = [online_softmax.finish(part) for part in far.forward(inputs, ramp, running)]
         output, log_sum = (jnp.concatenate(parts) for parts in zip(*averages, strict=True))
         output_BTHK = jnp.moveaxis(output, 1, 2).astype(inputs.query_BHTK.dtype)
         return _Residuals(output_BTHK, log_sum, key_BHJK, value_BHJK, jnp.concatenate(score))
@@ -130,7 +131,7 @@ def _backward(
             shards, *(split(array, stream_shards) for array in near_residuals), log_sum, d_output, d_dot, strict=True
         )
         near_grads = _join_near([near.backward(shard, ramp, *arrays) for shard, *arrays in of_shards], inputs)
-        return _like_inputs(far.backward(inputs, shards, ramp, log_sum, d_output, d_dot, near_grads), inputs)
+        return _like_inputs(far.backward(inputs, ramp, log_sum, d_output, d_dot, near_grads), inputs)
 
     inputs = saved[0]
     axes = _axes(inputs)

@@ -48,22 +48,22 @@ def tile_by_key(by_distance: jax.Array, keys: int) -> jax.Array:
     return line.reshape(*outer, queries, rows - 1)[..., :keys]
 
 
-def tile_by_distance(by_key_BCJ: jax.Array, scratch: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """[B, C, J] by key → [B, C, Y] by distance, 0 elsewhere: the transpose of `tile_by_key`; and the scratch to reuse.
+def tile_by_distance(by_key: jax.Array, scratch: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """[…, C, J] by key → […, C, Y] by distance, 0 elsewhere: the transpose of `tile_by_key`; and the scratch to reuse.
 
     The scratch has the rows the right distance apart, so the result is one slice of it. It is carried from tile to
-    tile because XLA:CPU would otherwise fuse the padding with everything that computes `by_key_BCJ`, and compute all of
+    tile because XLA:CPU would otherwise fuse the padding with everything that computes `by_key`, and compute all of
     it twice.
     """
-    streams, queries, keys = by_key_BCJ.shape
-    scratch = jax.lax.dynamic_update_slice(scratch, by_key_BCJ, (0, 1, 0))
-    line = scratch.reshape(streams, -1)[:, keys : keys + queries * (queries + keys)]
-    return line.reshape(streams, queries, queries + keys), scratch
+    *outer, queries, keys = by_key.shape
+    scratch = jax.lax.dynamic_update_slice(scratch, by_key, [0] * len(outer) + [1, 0])
+    line = scratch.reshape(*outer, -1)[..., keys : keys + queries * (queries + keys)]
+    return line.reshape(*outer, queries, queries + keys), scratch
 
 
-def make_scratch(streams: int, queries: int, keys: int, dtype: DTypeLike) -> jax.Array:
+def make_scratch(outer: tuple[int, ...], queries: int, keys: int, dtype: DTypeLike) -> jax.Array:
     """What `tile_by_distance` writes into: zeros, of which it only ever overwrites the same rectangle."""
-    return jnp.zeros((streams, queries + 2, queries + keys - 1), dtype)
+    return jnp.zeros((*outer, queries + 2, queries + keys - 1), dtype)
 
 
 def pad_table(positions_SK: jax.Array, margin: int) -> jax.Array:
