@@ -315,3 +315,5 @@ def test_cost_is_the_papers():
     assert len({row[2] for row in rows}) == 1, "a model's own spans do not grow with the limit"
     rows = cost_by_limit(tiny_config(span={"limit": 64}), np.full((3, 2), 20.0), np.full((3, 2), 20.0)).rows
     assert {row[2] for row in rows} == {flops.paper_flops(config, 20 + config.span.ramp)}
+    started_long = tiny_config(span={"limit": 128, "initial": 100.0})
+    assert cost_by_limit(started_long, np.full((3, 2), 20.0), np.full((3, 2), 20.0)).rows[0][0] == 64

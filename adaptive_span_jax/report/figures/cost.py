@@ -62,7 +62,8 @@ def _costs(config: Config, z_LH: np.ndarray, furthest_z_LH: np.ndarray, limit: i
     """This model's multiply-adds per token with limit S, counted in three ways."""
     # A larger limit does not make a head reach further.
     average = span.average_span(np.minimum(z_LH, limit), config.span.ramp, min(limit, config.span.limit))
-    config = dataclasses.replace(config, span=dataclasses.replace(config.span, limit=limit))
+    # Where spans started does not matter, and may be beyond the limit.
+    config = dataclasses.replace(config, span=dataclasses.replace(config.span, limit=limit, initial=0.0))
     path = paths.choose_for(config, jax.default_backend()).name
     cost = flops.cost(config, jnp.asarray(np.minimum(furthest_z_LH, limit)), path)
     return flops.paper_flops(config, average), float(cost.executed), float(cost.published)
