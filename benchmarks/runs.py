@@ -15,6 +15,8 @@ def finish(config: str, workdir: Path, fields: Mapping[str, Any]) -> dict[str, A
     command = [sys.executable, "main.py", f"--config=configs/{config}", f"--workdir={workdir}"]
     command += [f"--config.{name}={value}" for name, value in fields.items()]
     print(f"== {workdir.name}", flush=True)
-    subprocess.run(command, cwd=ROOT, check=True)
+    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    if code:
+        raise SystemExit(code)  # its message is above
     saved = json.loads((workdir / "config.json").read_text())
     return json.loads((workdir / "result.json").read_text()) | {"seed": saved["seed"], "span": saved["span"]}

@@ -304,6 +304,14 @@ def test_sweep_draws_what_it_was_given(tmp_path):
     assert float(rows[1]["dev_bits"]) == pytest.approx(2.9744)
 
 
+def test_sweep_of_two_seeds_draws_their_mean_and_range():
+    points = [Point("fixed", 64, seed, 800, bits, 3.0, 64.0, 1e6, 60.0) for seed, bits in ((1, 2.0), (2, 2.5))]
+    (bars,) = span_sweep(points, "byte").figure.axes[0].containers
+    line, _, (ranges,) = bars
+    assert_array_equal(line.get_xydata(), [[64, 2.25]])
+    assert_array_equal(ranges.get_segments()[0][:, 1], [2.0, 2.5])
+
+
 def test_cost_is_the_papers():
     from adaptive_span_jax.report.figures.cost import cost_by_limit
 
