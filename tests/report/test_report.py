@@ -293,8 +293,8 @@ def test_the_axis_of_distances_ends_where_attention_does():
 def test_sweep_draws_what_it_was_given(tmp_path):
     points = [Point(kind, limit, 1, 800, 3 - limit / 1e4, 3.0, 40.0, 1e6, 60.0) for kind in ("dynamic", "fixed")
               for limit in (256, 64)]  # fmt: skip
-    span_sweep(points, "byte").save(tmp_path)
-    rows = rows_of(tmp_path / "span_sweep.csv")
+    span_sweep(points, "byte").save(tmp_path / "new")
+    rows = rows_of(tmp_path / "new" / "span_sweep.csv")
     assert [(row["kind"], row["limit"]) for row in rows] == [
         ("fixed", "64"),
         ("fixed", "256"),

@@ -69,7 +69,8 @@ class Drawing:
     rows: list[tuple[Any, ...]]
 
     def save(self, directory: Path) -> None:
-        """Writes NAME.svg, NAME.png and NAME.csv."""
+        """Writes NAME.svg, NAME.png and NAME.csv; creates the directory."""
+        storage.make_folder(directory)
         svg = self.svg().replace("<defs>", f"{_DARK_AWARE}<defs>", 1)
         storage.write_text(directory / f"{self.name}.svg", svg)
         storage.write_bytes(directory / f"{self.name}.png", self._render("png", dpi=160, facecolor="white"))
