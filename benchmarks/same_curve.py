@@ -3,7 +3,7 @@
     pip install -r requirements-benchmark.txt
     python benchmarks/same_curve.py [--minutes=40] [--archive=enwik8.zip] [--workdir=runs/same_curve]
 
-Both sides train `configs/enwik8_cpu.py` on enwik8 from the same initial weights on the same segments, without dropout,
+Both sides train `configs/same_curve.py` on enwik8 from the same initial weights on the same segments, without dropout,
 in float32 on all cores. They take turns of some steps until each has trained for `--minutes`, so the slower side ends
 at an earlier step. Dev is scored every few turns, off the clock. The same command resumes: everything up to the last
 evaluation is kept. Writes same_curve.svg, .png and .csv, and prints how closely the two curves agree.
@@ -144,13 +144,9 @@ def draw(curves: dict[str, list[dict[str, Any]]]) -> Drawing:
 
 
 def make_config(archive: str) -> Config:
-    """`configs/enwik8_cpu.py` as both sides train it."""
-    fields = importlib.import_module("configs.enwik8_cpu").get_config()
+    """`configs/same_curve.py`, which both sides train."""
+    fields = importlib.import_module("configs.same_curve").get_config()
     fields.data.archive = archive
-    fields.model.dropout = 0.0
-    fields.train.cooldown_start = 0
-    fields.evaluate.batch_size = fields.train.batch_size
-    fields.evaluate.max_tokens = 200_000
     return Config.from_dict(fields.to_dict())
 
 
