@@ -1,6 +1,7 @@
 """Strict settings for every test: 8 CPU devices, no silent broadcasting between ranks, small configs."""
 
 # ruff: noqa: E402
+import importlib.util
 import os
 from pathlib import Path
 
@@ -29,6 +30,10 @@ hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
 
 MAKE_MESH = sharding.make_mesh
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install -r requirements-tpu.txt"
+)
 
 
 @pytest.fixture

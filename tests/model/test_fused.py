@@ -1,9 +1,7 @@
-"""The fused kernels, interpreted: equal to plain attention in values and all gradients, and compiled for TPUs."""
+"""The fused kernels, interpreted: equal to plain attention in values and all gradients."""
 
 import functools
-import importlib.util
 import itertools
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,96 +9,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
-from jax.sharding import NamedSharding, PartitionSpec
 
-from adaptive_span_jax.model.attention import fused, per_head, reference
+from adaptive_span_jax.model.attention import fused, per_head
 from adaptive_span_jax.model.attention.fused import tiles
 from adaptive_span_jax.model.attention.fused.sizes import BLOCK, SHORT, walk
-from adaptive_span_jax.model.memory import LayerMemory, Memory, ring_rows
 from adaptive_span_jax.model.span import on_ramp, reach, soft_mask
-from adaptive_span_jax.planning.topology import Machine
-from adaptive_span_jax.runtime import sharding
-from tests.support.attention import (
-    assert_causal,
-    draw,
-    draw_ring,
-    errors,
-    plain_run,
-    run,
-    spans,
-    with_end,
-)
+from tests.support.attention import assert_causal, draw, draw_ring, errors, run, spans, with_end
+from tests.support.fused import RAMP, Case, check, exact, inputs, simulate
 
-RAMP = 32
 # z from which one more position is read, one more block, or one more block without a mask; 31.5 reads as far as 31.
 BOUNDARIES = (0, 31, 31.5, 32, 95, 96, 127, 128, 223, 224, 255, 256)
 
 slow = pytest.mark.slow
-needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install -r requirements-tpu.txt"
-)
-
-
-class Case(NamedTuple):
-    """What a program is compiled for; all else is drawn."""
-
-    length: int
-    limit: int
-    heads: int
-    head_width: int
-    rate: float = 0.3
-    streams: int = 2
-    per_token: bool = False
-    masks_empty: bool = False
-    memory_dtype: Any = np.float32
-    log_sum: bool = False  # whether the loss depends on it, as with persistent vectors
-
-    @property
-    def width(self) -> int:
-        return self.heads * self.head_width
-
-    @property
-    def ends(self) -> list[int]:
-        """All positions of the ring."""
-        return list(range(0, ring_rows(self.limit, self.length), self.length))
-
-
-@functools.cache
-def inputs(case: Case) -> dict:
-    arrays = draw(case.streams, case.length, case.limit, case.heads, case.width, np.float32, log_sum=case.log_sum)
-    return arrays | {"memory": draw_ring(case.streams, case.limit, case.length, case.width, case.memory_dtype)}
-
-
-def to_float64(arrays: dict) -> dict:
-    return jax.tree.map(lambda x: x if np.issubdtype(x.dtype, np.integer) else x.astype(np.float64), arrays)
-
-
-def exact(arrays: dict, z: np.ndarray, valid_length: Any, seed: int, rate: float) -> dict:
-    """What plain attention computes of the same numbers in float64."""
-    with jax.enable_x64(True):
-        found = run(reference, to_float64(arrays), z.astype(np.float64), valid_length, seed, ramp=RAMP, rate=rate)
-        return jax.device_get(found)
-
-
-def check(case: Case, z: Any, end: int = 0, seed: int = 1, valid_length: int | None = None) -> None:
-    """Asserts that the kernels compute what plain attention computes; z by head, or by stream, token and head."""
-    z_BTH = np.asarray(z, np.float32)
-    z_BTH = z_BTH if case.per_token else z_BTH[None, None]
-    valid = None if valid_length is None else np.int32(valid_length)
-    assert case.masks_empty == (valid is not None)
-    arrays = with_end(inputs(case), end)
-    # If d_output was only random, the gradient of a z that all tokens share would be the little that is left of parts
-    # that cancel. With this part of d_output they have the same sign, so that the sum is as exact in float32 as they.
-    output = exact(arrays, z_BTH, valid, seed, case.rate)["output"]
-    arrays["d_output"] = (arrays["d_output"] - 2 * output).astype(np.float32)
-    if case.log_sum:
-        arrays["d_log_sum"] = np.abs(arrays["d_log_sum"])
-    expected = exact(arrays, z_BTH, valid, seed, case.rate)
-    found = jax.device_get(run(fused, arrays, z_BTH, valid, seed, ramp=RAMP, rate=case.rate))
-    for name, error in errors(found, expected).items():
-        assert error < 1e-5, (name, error)
 
 
 # ------------------------------------------------------------------------------------------------------ how heads walk
@@ -314,15 +234,9 @@ def test_copies_arrive_in_time(case, z, arrival, monkeypatch, capsys):
     assert "RACE" not in capsys.readouterr().out
 
 
-def simulate(monkeypatch: pytest.MonkeyPatch, arrays: dict, z_BTH: np.ndarray, rate: float, **options: Any) -> dict:
-    """The kernels' results on a simulated TPU, whose memory is NaN at first."""
-    params = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan", **options)
-    interpreted = pl.pallas_call
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            pl, "pallas_call", lambda *args, interpret, **kwargs: interpreted(*args, interpret=params, **kwargs)
-        )
-        return jax.device_get(jax.jit(lambda arrays: plain_run(fused, arrays, z_BTH, ramp=RAMP, rate=rate))(arrays))
+@slow
+def test_every_stream_may_have_its_own_z():
+    check(Case(length=128, limit=640, heads=2, head_width=64, per_token=True), [[[0, 500]], [[300, 20]]])
 
 
 # --------------------------------------------------------------------------------------------------- lower precision
@@ -367,23 +281,7 @@ def test_bfloat16_is_as_exact_as_the_per_head_path(case):
         assert kernels < 5e-3, name
 
 
-# ------------------------------------------------------------------------------------------------ devices and programs
-
-
-@slow
-def test_nothing_compiles_again_when_spans_move():
-    case = Case(length=128, limit=300, heads=2, head_width=64)
-    traces = []
-
-    @jax.jit
-    def step(arrays, z, seed):
-        traces.append(z.shape)
-        return plain_run(fused, arrays, z, None, seed, ramp=RAMP, rate=case.rate)
-
-    for number, kind in enumerate(("zero", "any", "one long", "full")):
-        arrays = with_end(inputs(case), case.ends[number % 3])
-        jax.block_until_ready(step(arrays, spans(kind, (1, 1, 2), 300).astype(np.float32), number))
-    assert len(traces) == 1
+# ----------------------------------------------------------------------------------------------------------- causality
 
 
 @slow
@@ -405,133 +303,3 @@ def test_a_short_head_sees_no_later_tokens():
         segment[:, query:] += 1
         other = jax.device_get(run(fused, arrays | {"segment": segment}, z, None, 1, ramp=RAMP, rate=0.0)["output"])
         np.testing.assert_array_equal(other[:, : query + 1], output[:, : query + 1])
-
-
-@slow
-def test_every_stream_may_have_its_own_z():
-    check(Case(length=128, limit=640, heads=2, head_width=64, per_token=True), [[[0, 500]], [[300, 20]]])
-
-
-@slow
-@pytest.mark.parametrize("per_token", [False, True])
-def test_two_cores_compute_what_one_computes(per_token, monkeypatch, capsys):
-    case = Case(length=128, limit=640, heads=2, head_width=64, streams=4, per_token=per_token)
-    z = spans("any", (4, 128, 2) if per_token else (1, 1, 2), 640).astype(np.float32)
-    arrays = with_end(inputs(case), 256)
-
-    def found(cores: int) -> dict:
-        monkeypatch.setattr(sharding, "cores_per_device", lambda: cores)
-        traced = jax.jit(lambda arrays: plain_run(fused, arrays, z, ramp=RAMP, rate=case.rate))  # not from a cache
-        assert f"grid=({cores}, {4 // cores}, 2)" in str(traced.trace(arrays).jaxpr)
-        return jax.device_get(traced(arrays))
-
-    one = found(1)
-    assert max(errors(found(2), one).values()) < 1e-6
-    # And at the same time.
-    simulated = simulate(monkeypatch, arrays, z, case.rate, num_cores_or_threads=2)
-    assert max(errors(simulated, one).values()) < 1e-6
-    assert "RACE" not in capsys.readouterr().out
-
-
-@slow
-def test_eight_devices_compute_what_one_computes():
-    case = Case(length=128, limit=300, heads=2, head_width=64, streams=8)
-    arrays, z = with_end(inputs(case), 128), np.array([[[300, 20]]], np.float32)
-    expected = jax.device_get(run(fused, arrays, z, None, 1, ramp=RAMP, rate=case.rate))
-    mesh = sharding.make_mesh()
-    assert mesh.size == 8
-    axes = dict.fromkeys(arrays, 0) | dict.fromkeys(("key", "value", "positions"), None)
-
-    def placed(array: Any, axis: int | None) -> jax.Array:
-        spec = PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, sharding.STREAMS)
-        return jax.device_put(array, NamedSharding(mesh, spec))
-
-    memory: LayerMemory = arrays["memory"]
-    on_devices = {name: placed(array, axes[name]) for name, array in arrays.items() if name != "memory"}
-    on_devices["memory"] = jax.tree.map(lambda array: placed(array, 1 if np.ndim(array) else None), memory)
-
-    def on_mesh(arrays, z):
-        with sharding.on_mesh(mesh):
-            return plain_run(fused, arrays, z, ramp=RAMP, rate=case.rate)
-
-    found = jax.jit(on_mesh)(on_devices, placed(z, None))
-    assert max(errors(found, expected).values()) < 1e-5
-
-
-# ------------------------------------------------------------------------------------------------ compiled for TPUs
-
-
-def compile_for(topology: str, case: Case, dtype: Any) -> None:
-    """Compiles output and gradients, with two streams for each chip."""
-    mesh = sharding.make_mesh(Machine.parse(topology).devices())
-    streams = 2 * mesh.size
-
-    def abstract(*shape: int, stream_axis: int | None = 0, dtype: Any = dtype) -> Any:
-        spec = PartitionSpec() if stream_axis is None else PartitionSpec(*[None] * stream_axis, sharding.STREAMS)
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
-
-    number = abstract(stream_axis=None, dtype=np.int32)
-    rows = jax.eval_shape(lambda: Memory.zeros(1, 1, case.limit, case.length, 1, dtype)).hidden_LBMD.shape[2]
-    hidden_LBMD = abstract(2, streams, rows, case.width, stream_axis=1, dtype=case.memory_dtype)
-    weights = abstract(case.width, case.heads, case.head_width, stream_axis=None)
-    by_query = abstract(streams, case.length, case.heads, case.head_width)
-    arrays = {
-        "query": by_query,
-        "segment": abstract(streams, case.length, case.width),
-        "memory": LayerMemory(hidden_LBMD, number, number, case.limit, ring_rows(case.limit, case.length)),
-        "key": weights,
-        "value": weights,
-        "positions": abstract(case.limit, case.head_width, stream_axis=None, dtype=np.float32),
-        "d_output": by_query,
-    }
-    if case.log_sum:
-        arrays["d_log_sum"] = abstract(streams, case.length, case.heads, dtype=np.float32)
-    z = abstract(1, 1, case.heads, stream_axis=None, dtype=np.float32)
-    if case.per_token:
-        z = abstract(streams, case.length, case.heads, dtype=np.float32)
-
-    def on_mesh(arrays, z, valid_length, seed):
-        with sharding.on_mesh(mesh):
-            return plain_run(fused, arrays, z, valid_length, seed, ramp=RAMP, rate=case.rate)
-
-    lowered = jax.jit(on_mesh).lower(arrays, z, number if case.masks_empty else None, number)
-    program = lowered.compile().as_text() or ""
-    for name in ("span_forward", "span_backward"):
-        assert name in program
-
-
-@slow
-@needs_libtpu
-@pytest.mark.parametrize("topology", ["v5e:2x2", "v6e:2x2", "v5p:2x2x1"])
-@pytest.mark.parametrize("head_width", [32, 64, 96])
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-def test_compiles_for_tpus(topology, head_width, dtype):
-    compile_for(topology, Case(256, 900, 4, head_width, memory_dtype=dtype), dtype)
-
-
-@slow
-@needs_libtpu
-def test_only_v5p_has_two_cores():
-    for topology, cores in {"v5e:2x2": 1, "v6e:2x2": 1, "v5p:2x2x1": 2}.items():
-        with sharding.on_mesh(sharding.make_mesh(Machine.parse(topology).devices())):
-            assert (sharding.platform(), sharding.cores_per_device()) == ("tpu", cores)
-
-
-@slow
-@needs_libtpu
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case(512, 8192, 8, 64),
-        Case(512, 8192, 8, 64, log_sum=True),
-        Case(512, 8192, 8, 96),
-        Case(1024, 32_768, 8, 64),
-        Case(256, 900, 2, 128),
-        Case(128, 100, 2, 64, rate=0.0),
-        Case(256, 900, 4, 64, masks_empty=True),
-        Case(256, 900, 4, 64, per_token=True),
-        Case(384, 900, 4, 96, per_token=True, masks_empty=True, log_sum=True),
-    ],
-)
-def test_every_kind_compiles_for_tpus(case):
-    compile_for("v5e:2x2", case._replace(memory_dtype=np.float32), jnp.bfloat16)

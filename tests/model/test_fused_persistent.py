@@ -1,7 +1,6 @@
 """The kernels for persistent vectors, interpreted: equal to XLA in values and all gradients; compiled for TPUs."""
 
 import functools
-import importlib.util
 from typing import Any, NamedTuple
 
 import jax
@@ -21,14 +20,12 @@ from adaptive_span_jax.model.memory import LayerMemory
 from adaptive_span_jax.model.span import AdaptiveSpan
 from adaptive_span_jax.planning.topology import Machine
 from adaptive_span_jax.runtime import sharding
+from tests.conftest import needs_libtpu
 from tests.support.attention import draw_ring, errors
 
 NAMES = ("context", "log_sum", "query", "key", "value")
 
 slow = pytest.mark.slow
-needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install -r requirements-tpu.txt"
-)
 
 
 class Case(NamedTuple):

@@ -1,7 +1,7 @@
 """The train step, compiled for machines that are not here."""
 
 import dataclasses
-import importlib.util
+import importlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -18,11 +18,7 @@ from adaptive_span_jax.runtime import cpu, sharding
 from adaptive_span_jax.training import step
 from adaptive_span_jax.training.optimizer import make_optimizer
 from configs import enwik8_large
-from tests.conftest import tiny_config
-
-needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install -r requirements-tpu.txt"
-)
+from tests.conftest import needs_libtpu, tiny_config
 
 
 @pytest.mark.parametrize("topology", ["v5e", "v5e:", "v5e:2x", "v5e:0x4", "v9:2x2", "a100:2x2x2", "v5e:2x4 "])
