@@ -22,8 +22,13 @@ def test_every_copy_comes_from_where_its_record_says():
     np.testing.assert_array_equal(text_N2[100:, 1] - 128, text_N2.reshape(-1)[source_N])
 
 
-def test_distances_are_as_frequent_as_they_should_be():
-    assert_allclose(np.bincount(records(200_000)[:, 0]) / 200_000, TEXT.probability_J, atol=0.005)
+@pytest.mark.parametrize(("power", "first_to_fourth"), [(1.0, 4), (0.5, 2)])
+def test_distances_are_as_frequent_as_they_should_be(power, first_to_fourth):
+    text = TEXT._replace(power=power)
+    first_N = np.frombuffer(text.make(200_000), np.uint8)[::2]
+    found_J = np.bincount(first_N) / 200_000
+    assert_allclose(found_J, text.probability_J, atol=0.005)
+    assert_allclose(found_J[0] / found_J[3], first_to_fourth, rtol=0.05)
 
 
 def test_entropy_against_counts():
@@ -57,6 +62,9 @@ def test_spans_go_as_far_as_they_must(results):
     assert longest["penalty"] < longest["far"] / 2
     for name in ("penalty", "fixed"):
         assert abs(bits[name] - lags.FAR.entropy(min(longest[name], 128))) < 0.05
+    # Twice as far, if far copies are less rare: the span covers them all, but not every copy is learned.
+    assert 1024 - 8 <= longest["further"] <= 1.1 * 1024
+    assert bits["further"] < lags.FURTHER.entropy(512)
     # From z = 0, heads do not find what is only far beyond the ramp.
     assert longest["gap"] < 256
     assert bits["gap"] > lags.GAP.entropy() + 1
