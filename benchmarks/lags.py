@@ -35,7 +35,7 @@ RECORDS = 2_000_000
 # Copies are scored in the last records, which are in test.
 SCORED_RECORDS = 20_000
 
-# A copy that costs less is known: most are found. Guessing takes 3 bits and more.
+# A copy that costs fewer bits is known; guesses cost more than 2.
 KNOWN_BITS = 1
 
 
@@ -84,8 +84,8 @@ class Text(NamedTuple):
 
         One could do a little better: a nearer record may have copied the same symbol.
         """
-        bits = -(self.probability_J * np.log2(self.probability_J)).sum()
-        return float(bits * (1 + self.probability_J[~known_J].sum()) / 2)
+        first_bits = -(self.probability_J * np.log2(self.probability_J)).sum()
+        return float(first_bits * (1 + self.probability_J[~known_J].sum()) / 2)
 
     def entropy(self, span: float = math.inf) -> float:
         """The bits per symbol of a model that knows all copies from up to `span` positions back."""
