@@ -1,5 +1,7 @@
 """The model in models/enwik8_cpu works in a fresh clone: no training, no data."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,8 @@ from numpy.testing import assert_allclose
 import adaptive_span_jax
 from adaptive_span_jax.checkpoint import sealing
 
-MODEL = Path(__file__).parents[2] / "models" / "enwik8_cpu"
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "models" / "enwik8_cpu"
 TEXT = b"""== History ==
 The '''city''' was founded in [[1850]] by settlers from [[England]], and its population grew to 20,000 within ten years.
 """
@@ -41,3 +44,16 @@ def test_it_is_small_and_intact():
 
 def test_it_names_no_paths_of_the_machine_that_trained_it(model):
     assert (model.config.data.archive, model.config.data.directory, model.config.init_from) == ("", "", "")
+
+
+def test_generating_into_a_closed_pipe_is_no_traceback():
+    """As in `python main.py --mode=generate … | head -1`."""
+    command = [sys.executable, "main.py", "--mode=generate", f"--workdir={MODEL}", "--prompt=== History ==\n"]
+    command.append("--config.generate.length=100")
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert any(line == "== History ==\n" for line in process.stdout)
+        process.stdout.close()
+        assert "BrokenPipeError" not in process.stderr.read()
+    assert process.returncode == 1
