@@ -233,10 +233,6 @@ def main() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:
-        # The reader of the output is gone, as in `… | head`. Without this Python fails again, flushing at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

@@ -4,6 +4,7 @@ import codecs
 import io
 import itertools
 import math
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -33,10 +34,20 @@ def generate(
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an unprintable character must not abort the output
     try:
-        others, nats, seconds = _stream(model, how, text)
+        _print(model, how, text, directory)
     except KeyboardInterrupt:
         print()
         return 130
+    except BrokenPipeError:
+        # The reader of the output is gone, as in `… | head`. Without this Python fails again, flushing at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0
+
+
+def _print(model: LoadedModel, how: GenerateConfig, text: bytes, directory: Path) -> None:
+    """Prints the prompt, all samples and a summary."""
+    others, nats, seconds = _stream(model, how, text)
     for number, continuation in enumerate(others, start=2):
         print(f"\n\n--- sample {number} of {how.samples} ---")
         print(text_of(text + continuation), end="")
@@ -50,7 +61,7 @@ def generate(
             "speed": f"{how.length * how.samples / seconds:,.0f} symbols/s",
         },
     )
-    return 0
+    sys.stdout.flush()
 
 
 def read_prompt(prompt: str | None, prompt_file: str | None) -> bytes:

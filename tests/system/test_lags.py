@@ -92,6 +92,7 @@ def test_spans_go_as_far_as_they_must(results, known):
         assert furthest <= longest[name] <= 1.1 * furthest
         assert min(np.max(results[name]["z_LH"], axis=1)) < 32
         assert known[name].sum() >= 61
+    assert sorted(np.ravel(results["half"]["z_LH"]))[-2] < 64
     # With ten times the penalty, and with a fixed span that is too short, only what is near is known.
     assert longest["penalty"] < longest["far"] / 2
     for name in ("penalty", "fixed"):
