@@ -15,6 +15,16 @@ _LINE_EVERY_SECONDS = 30  # progress of long work without a terminal
 console = Console(highlight=False, soft_wrap=True)
 
 
+@contextmanager
+def messages_on_stderr() -> Iterator[None]:
+    """Blocks, lines and progress go to stderr, so that stdout has nothing but a command's data."""
+    console.stderr = True
+    try:
+        yield
+    finally:
+        console.stderr = False
+
+
 def show_block(title: str, rows: dict[str, str]) -> None:
     """Prints a titled block of facts, one per line, unwrapped so that commands can be copied."""
     console.print(f"[bold]{title}[/bold]")

@@ -103,10 +103,11 @@ def test_sampling_stays_within_top_k_and_top_p():
 def test_generate_shows_the_text_and_survives_any_bytes(loaded, run, capsys, monkeypatch):
     model = loaded
     assert generate.generate(run, "latest", "def ", None, how(samples=2)) == 0
-    printed = capsys.readouterr().out
+    printed, messages = capsys.readouterr()
     first, second = model.generate(b"def ", 30, samples=2, seed=1)
-    assert ("def " + first.decode()) in printed
-    assert ("def " + second.decode()) in printed
+    assert printed == f"def {first.decode()}\n\n--- sample 2 of 2 ---\ndef {second.decode()}\n"
+    assert "reading the prompt" in messages
+    assert "30 after a prompt of 4; 2 samples" in messages
     # A vocabulary without any text in it: every symbol is shown, none is fatal.
     monkeypatch.setattr(model, "vocabulary", tuple(bytes([128 + i]) for i in range(len(model.vocabulary))))
     (run / "prompt").write_bytes(b"\x80\xc3\xa4")
