@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.data.segments import Segment
 from adaptive_span_jax.model import flops, transformer
+from adaptive_span_jax.model.attention.inputs import FarShape
 from adaptive_span_jax.runtime import cpu, sharding, terminal
 from adaptive_span_jax.training import step
 from adaptive_span_jax.training.optimizer import make_optimizer
@@ -80,7 +81,8 @@ def _row(model: str, config: Config, results: list[dict[str, Any]], milliseconds
         return " / ".join(format(result[name], form) for result in results)
 
     counted = flops.paper_flops(config, config.span.ramp)
-    executed = float(flops.executed_flops(config, jnp.zeros((config.model.layers, config.model.heads))))
+    z_LH = jnp.zeros((config.model.layers, config.model.heads))
+    executed = float(flops.executed_flops(config, z_LH, FarShape.on("cpu")))
     return [
         model,
         f"{transformer.parameter_count(params):,}",

@@ -11,14 +11,12 @@ import jax.numpy as jnp
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.model.attention.far_tile import position_chunks
 from adaptive_span_jax.model.attention.fused.sizes import BLOCK, walk
-from adaptive_span_jax.model.attention.inputs import FAR, NEAR, FarShape
+from adaptive_span_jax.model.attention.inputs import NEAR, FarShape
 from adaptive_span_jax.model.span import reach
 from adaptive_span_jax.runtime import sharding
 
 # The published code computes all heads of a layer with the longest span, rounded up to a multiple of this.
 PUBLISHED_TRIM = 64
-
-_SMALL_TILES = FarShape(FAR)
 
 
 class Cost(NamedTuple):
@@ -51,7 +49,7 @@ def paper_flops(config: Config, average_span: float) -> float:
     return sizes.layers * (4 * sizes.width**2 + _inner(config) + 2 * average_span * sizes.width)
 
 
-def executed_flops(config: Config, z_LH: jax.Array, far: FarShape = _SMALL_TILES) -> jax.Array:
+def executed_flops(config: Config, z_LH: jax.Array, far: FarShape) -> jax.Array:
     """Multiply-adds per token of a forward pass on the path per_head, with far tiles of this shape."""
     sizes, length = config.model, config.train.segment
     width = sizes.width
@@ -80,7 +78,7 @@ def fused_flops(config: Config, z_LH: jax.Array) -> jax.Array:
     return config.model.layers * (_dense(config) + projected / length) + heads / length
 
 
-def far_tiles(config: Config, z_LH: jax.Array, far: FarShape = _SMALL_TILES) -> tuple[jax.Array, jax.Array]:
+def far_tiles(config: Config, z_LH: jax.Array, far: FarShape) -> tuple[jax.Array, jax.Array]:
     """(rows_X of the X key blocks, tiles_LHX that each head computes of them), as in the loops of attention/far.py.
 
     As there, the heads of a layer are sorted by their reach, furthest first.

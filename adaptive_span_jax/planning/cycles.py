@@ -18,7 +18,7 @@ import numpy as np
 from adaptive_span_jax.config import Config
 from adaptive_span_jax.model import flops, transformer
 from adaptive_span_jax.model.attention.fused.sizes import BLOCK
-from adaptive_span_jax.model.attention.inputs import FAR, NEAR
+from adaptive_span_jax.model.attention.inputs import NEAR, FarShape
 from adaptive_span_jax.model.memory import WRITE_SCOPE
 from adaptive_span_jax.model.span import reach
 from adaptive_span_jax.planning import hlo
@@ -324,8 +324,10 @@ class _FarTurns:
 
     @classmethod
     def of(cls, config: Config, z_LH: np.ndarray) -> "_FarTurns":
-        rows_X, tiles_LHX = (np.asarray(array) for array in flops.far_tiles(config, jnp.asarray(z_LH, jnp.float32)))
-        size = min(FAR, config.span.limit)
+        far = FarShape.on("tpu")
+        of_far = flops.far_tiles(config, jnp.asarray(z_LH, jnp.float32), far)
+        rows_X, tiles_LHX = (np.asarray(array) for array in of_far)
+        size = far.keys(config.span.limit)
         memory = -(-config.span.limit // size)
         reach_LH = reach(np.asarray(z_LH, np.float64), config.span.ramp, config.span.limit)
         far_LH = reach_LH > NEAR

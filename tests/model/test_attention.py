@@ -24,24 +24,26 @@ def two_stream_shards(monkeypatch):
 
 @pytest.mark.usefixtures("x64", "two_stream_shards")
 @pytest.mark.parametrize(
-    ("length", "limit", "ramp", "kind", "rate", "valid_length", "per_token"),
+    ("platform", "length", "limit", "ramp", "kind", "rate", "valid_length", "per_token"),
     [
-        (16, 160, 8, "zero", 0.0, None, False),  # one chunk shorter than W
-        (130, 300, 32, "any", 0.3, None, False),  # padded to whole chunks
-        (256, 300, 32, "one long", 0.3, None, False),  # far tiles of full size
-        pytest.param(256, 300, 32, "full", 0.0, None, False, marks=pytest.mark.slow),
-        (256, 31, 5, "any", 0.3, None, True),  # S below W and below the segment
-        pytest.param(1, 300, 32, "any", 0.3, None, True, marks=pytest.mark.slow),  # one token, as in generation
-        (67, 200, 401, "any", 0.0, 0, False),  # R > S, empty memory masked
-        (192, 300, 32, "any", 0.3, 100, True),
+        ("cpu", 16, 160, 8, "zero", 0.0, None, False),  # one chunk shorter than W
+        ("cpu", 130, 300, 32, "any", 0.3, None, False),  # padded to whole chunks
+        ("cpu", 256, 300, 32, "one long", 0.3, None, False),
+        ("tpu", 256, 300, 32, "any", 0.3, None, False),  # tiles of 128
+        pytest.param("cpu", 256, 300, 32, "full", 0.0, None, False, marks=pytest.mark.slow),
+        pytest.param("tpu", 256, 300, 32, "full", 0.0, None, False, marks=pytest.mark.slow),
+        ("cpu", 256, 31, 5, "any", 0.3, None, True),  # S below W and below the segment
+        pytest.param("cpu", 1, 300, 32, "any", 0.3, None, True, marks=pytest.mark.slow),  # one token, as in generation
+        ("cpu", 67, 200, 401, "any", 0.0, 0, False),  # R > S, empty memory masked
+        ("cpu", 192, 300, 32, "any", 0.3, 100, True),
     ],
 )
-def test_same_as_plain(length, limit, ramp, kind, rate, valid_length, per_token):
+def test_same_as_plain(platform, length, limit, ramp, kind, rate, valid_length, per_token):
     arrays = draw(2, length, limit)
     z = spans(kind, (2, length, 3) if per_token else (1, 1, 3), limit)
+    valid = None if valid_length is None else jnp.asarray(valid_length)
     found, expected = (
-        run(path, arrays, z, None if valid_length is None else jnp.asarray(valid_length), ramp=ramp, rate=rate)
-        for path in (per_head, reference)
+        run(path, arrays, z, valid, ramp=ramp, rate=rate, platform=platform) for path in (per_head, reference)
     )
     assert max(errors(found, expected).values()) < 1e-9
 
@@ -101,10 +103,10 @@ def test_tiles_for_gpus_read_a_ring(segment, segments):
     assert max(errors(found, expected).values()) < 1e-9
 
 
-def test_gpus_have_larger_tiles():
+def test_each_platform_has_tiles_of_its_size():
     shapes = {platform: inputs.FarShape.on(platform) for platform in ("cpu", "tpu", "gpu", "cuda", "rocm")}
     assert {platform: shape.queries(512) for platform, shape in shapes.items()} == {
-        "cpu": 128,
+        "cpu": 64,
         "tpu": 128,
         "gpu": 512,
         "cuda": 512,
@@ -112,7 +114,8 @@ def test_gpus_have_larger_tiles():
     }
     lengths = (1, 13, 64, 128, 192, 256, 320, 512, 704, 1024)
     assert [shapes["gpu"].queries(length) for length in lengths] == [1, 13, 64, 128, 192, 256, 320, 512, 64, 512]
-    assert [shapes["cpu"].queries(length) for length in lengths] == [1, 13, 64, 128, 64, 128, 64, 128, 64, 128]
+    assert [shapes["tpu"].queries(length) for length in lengths] == [1, 13, 64, 128, 64, 128, 64, 128, 64, 128]
+    assert [shapes["cpu"].queries(length) for length in lengths] == [1, 13, *[64] * 8]
 
 
 def test_gpus_read_heads_together():

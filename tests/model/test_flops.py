@@ -93,6 +93,7 @@ def executed_products(config: Config, z_LH: np.ndarray, monkeypatch: pytest.Monk
         ("cpu", 70, 100, [[100, 20], [31, 60]], 0),  # padded to 128; memory shorter than a block
         ("cpu", 13, 37, [[3, 37], [0, 9]], 0),  # near only
         ("cpu", 13, 37, [[3, 37], [0, 9]], 11),
+        ("tpu", 128, 300, [[0, 300], [40, 133]], 0),
         ("gpu", 320, 600, [[0, 600], [40, 133]], 0),
     ],
 )

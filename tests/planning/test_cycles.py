@@ -9,6 +9,7 @@ import pytest
 
 from adaptive_span_jax.errors import UserError
 from adaptive_span_jax.model import flops
+from adaptive_span_jax.model.attention.inputs import FarShape
 from adaptive_span_jax.planning import bundles, cycles, dump, hlo
 from adaptive_span_jax.planning.bundles import ScheduleError
 from adaptive_span_jax.planning.topology import CHIPS, Machine
@@ -21,7 +22,8 @@ def test_far_loops_turn_as_often_as_the_spans_say():
     z_LH = np.array([[0.0, 200.0], [0.0, 0.0], [500.0, 90.0]])
     step = cycles.count_step(FAR_CONFIG, far_dump(), z_LH, chips=2)
     runs = {each.name: each.runs for each in step.operations}
-    rows_X, tiles_LHX = (np.asarray(array) for array in flops.far_tiles(FAR_CONFIG, jnp.asarray(z_LH, jnp.float32)))
+    of_far = flops.far_tiles(FAR_CONFIG, jnp.asarray(z_LH, jnp.float32), FarShape.on("tpu"))
+    rows_X, tiles_LHX = (np.asarray(array) for array in of_far)
     assert len(rows_X) == 4 + 2  # blocks of memory, then of the segment
     # Three heads reach further than 64: 206, 506 and 96 positions, in blocks of 128.
     assert runs["in.head"] == pytest.approx(3)
@@ -59,7 +61,7 @@ def test_loops_of_a_sandwich_turn_as_often_as_the_spans_of_their_own_layers_say(
     step = cycles.count_step(config, compiled, z_LH, chips=2)
     runs = {each.name: each.runs for each in step.operations}
     for end, layers, heads, blocks in (("_", slice(0, 2), 1, 2), ("", slice(2, 5), 4, (4 + 1) + 1 + 3)):
-        tiles_LHX = np.asarray(flops.far_tiles(config, jnp.asarray(z_LH[layers], jnp.float32))[1])
+        tiles_LHX = np.asarray(flops.far_tiles(config, jnp.asarray(z_LH[layers], jnp.float32), FarShape.on("tpu"))[1])
         assert runs[f"near{end}"] == len(z_LH[layers])
         assert runs[f"in.head{end}"] == pytest.approx(heads)
         assert runs[f"in.memory{end}"] == pytest.approx(blocks)

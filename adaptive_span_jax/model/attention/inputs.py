@@ -13,8 +13,11 @@ from adaptive_span_jax.model.memory import LayerMemory
 # which heads start, and then some. Queries are cut into chunks of the same length, so a chunk's window is two blocks.
 NEAR = 64
 
-# A far tile is at most FAR queries against FAR keys.
-FAR = 128
+# A far tile is at most so many queries against as many keys. On CPUs two sizes are equally fast for heads that reach
+# thousands of positions, and the smaller one computes less in vain for heads that reach a few blocks. On TPUs, 128 is
+# the width of a register.
+FAR_ON_CPU = 64
+FAR_ON_TPU = 128
 
 # On other platforms, GPUs, every turn of a far loop starts some thirty kernels and waits for the host to read whether
 # another turn follows. Larger tiles, and tiles of several heads, compute more that is masked out, but take far fewer
@@ -62,10 +65,10 @@ class FarShape:
 
         Tiles for CPUs stay in a loop: XLA:CPU might fuse them with what comes next, and compute them twice.
         """
-        return self.queries(length) == length > FAR
+        return self.queries(length) == length > FAR_ON_TPU
 
 
-_FAR_ON = {"cpu": FarShape(FAR), "tpu": FarShape(FAR)}
+_FAR_ON = {"cpu": FarShape(FAR_ON_CPU), "tpu": FarShape(FAR_ON_TPU)}
 
 
 class Inputs(NamedTuple):
