@@ -29,7 +29,7 @@ def get_config(run: str = "adaptive-256") -> ConfigDict:
     config.train.batch_size = 8
     config.train.segment = 128
     config.train.steps = 5_000
-    # As in enwik8_cpu. The published clip of 0.03 leaves spans little room in a run this short.
+    # As in same_curve. The published clip of 0.03 leaves spans little room in a run this short.
     config.train.learning_rate = 0.05
     config.train.warmup_steps = 500
     config.train.clip = 0.3
