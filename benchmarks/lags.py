@@ -3,8 +3,8 @@
     python benchmarks/lags.py [--workdir=runs/lags] [--runs NAME …]
 
 A record is three symbols, g, m and c. g is random, one of eight. So is m, whose number j has a probability in
-proportion to a power of j, and which says where c is copied from: c is the g of an earlier record, at a distance from m
-that grows with j. `Text.entropy(L)` are the bits per symbol of a model that knows the copies from up to L positions
+proportion to a power of j, and which says where c is copied from: c is the g of an earlier record, `spacing`·j
+positions before m. `Text.entropy(L)` are the bits per symbol of a model that knows the copies from up to L positions
 back and guesses the others; `Text.entropy()` is the text's entropy.
 
 Every run is an ordinary run of `configs/lags.py`. The same command resumes, and skips finished runs. Writes lags.svg,
@@ -44,12 +44,11 @@ KNOWN_BITS = 1
 
 
 class Text(NamedTuple):
-    """A made text: its copies are from about `spacing`·j·(1 + `stretch`·j) before m, j from `first` to `last`."""
+    """A made text: its copies are from about `spacing`·j positions before m, j from `first` to `last`."""
 
     spacing: int
     first: int
     last: int
-    stretch: float
     power: float  # a distance's probability is in proportion to 1 / j**power
 
     def save(self, folder: Path) -> Path:
@@ -72,8 +71,7 @@ class Text(NamedTuple):
     @property
     def records_J(self) -> np.ndarray:
         """How many records before m the copied one is."""
-        distance_J = self.spacing * self.number_J * (1 + self.stretch * self.number_J)
-        return np.round((distance_J - 1) / RECORD).astype(int)
+        return np.round((self.spacing * self.number_J - 1) / RECORD).astype(int)
 
     @property
     def probability_J(self) -> np.ndarray:
@@ -113,19 +111,21 @@ class Run(NamedTuple):
     fields: dict[str, Any]
 
 
-# 1 / √j: far copies are not too rare to be found. The distances grow more and more: 6·j + 0.8·j² and half of that.
-FAR, HALF = (Text(spacing, 1, 32, stretch=13 / 96, power=0.5) for spacing in (6, 3))
-GAP = Text(8, 32, 39, stretch=0.0, power=1.0)
+# 1 / √j: far copies are not too rare to be found.
+FAR, HALF = (Text(spacing, 1, 32, power=0.5) for spacing in (32, 16))
+GAP = Text(8, 96, 103, power=0.5)
 FIXED = {"span.kind": "fixed", "span.limit": 128, "span.penalty": 0.0}
 RUNS = {
-    "far": Run("7 to 1,024", FAR, {}),
-    "far_2": Run("7 to 1,024, seed 2", FAR, {"seed": 2}),
-    "far_3": Run("7 to 1,024, seed 3", FAR, {"seed": 3}),
-    "half": Run("4 to 511", HALF, {}),
-    "penalty": Run("7 to 1,024, ten times the penalty", FAR, {"span.penalty": 3e-6}),
-    "fixed": Run("7 to 1,024, fixed span of 128", FAR, FIXED),
-    "gap": Run("256 to 313", GAP, {}),
-    "gap_initial": Run("256 to 313, z = 384 at the start", GAP, {"span.initial": 384.0}),
+    "far": Run("31 to 1,024", FAR, {}),
+    "far_2": Run("31 to 1,024, seed 2", FAR, {"seed": 2}),
+    "far_3": Run("31 to 1,024, seed 3", FAR, {"seed": 3}),
+    "half": Run("16 to 511", HALF, {}),
+    "penalty": Run("31 to 1,024, ten times the penalty", FAR, {"span.penalty": 1e-5}),
+    "limit": Run("31 to 1,024, S = 2048", FAR, {"span.limit": 2048}),
+    "ramp": Run("31 to 1,024, R = 32", FAR, {"span.ramp": 32}),
+    "fixed": Run("31 to 1,024, fixed span of 128", FAR, FIXED),
+    "gap": Run("769 to 823", GAP, {}),
+    "gap_initial": Run("769 to 823, z = 896 at the start", GAP, {"span.initial": 896.0}),
 }
 
 
@@ -176,7 +176,8 @@ def _row(run: Run, result: dict[str, Any], copy_bits_J: np.ndarray) -> list[str]
 
 def _looks(names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
     """For every run: (its name, its color, its marker)."""
-    return zip(names, (BLUE, "#56b4e9", "#5a4fcf", GREEN, RED, PINK, "#8a7800", "#7f7f7f"), "o<>^sDvP", strict=False)
+    colors = (BLUE, "#56b4e9", "#5a4fcf", GREEN, RED, "#8a7800", "#a0522d", "#7f7f7f", PINK, "#2f2f2f")
+    return zip(names, colors, "o<>^sDvXP*", strict=False)
 
 
 @styled
@@ -204,7 +205,7 @@ def draw_spans(results: dict[str, dict[str, Any]], workdir: Path) -> Drawing:
         caption="Left: all heads of a run. Right: bits by the closed form (lines) and of the runs (marks).",
         alt="; ".join(f"{RUNS[name].label}: {result['dev_bits']:.3f} bits" for name, result in results.items()),
         figure=figure,
-        columns=("run", "step", *(f"layer {layer} head {head}" for layer in (1, 2) for head in (1, 2))),
+        columns=("run", "step", *(f"head {head}" for head in range(1, 5))),
         rows=rows,
     )
 

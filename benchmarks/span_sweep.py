@@ -4,20 +4,23 @@
 
 Every run is an ordinary run of `configs/span_sweep.py` in runs/span_sweep/KIND-S-SEED. The same command resumes an
 interrupted sweep and skips finished runs. Any other file or folder of text does as well. Writes span_sweep.svg, .png
-and .csv.
+and .csv, and prints the table of docs/span_sweep.md.
 """
 
 import argparse
+import itertools
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from adaptive_span_jax.report.figures.sweep import Point, span_sweep
+from adaptive_span_jax.runtime import terminal
 from benchmarks import runs
 
 # The cheapest first, so that an interrupted sweep has some results.
-RUNS = ("adaptive-64", "fixed-64", "adaptive-256", "fixed-256", "adaptive-1024", "dynamic-1024")
+RUNS = ("adaptive-64", "fixed-64", "adaptive-256", "fixed-256", "adaptive-1024", "dynamic-1024", "fixed-1024")
 
 
 def main() -> None:
@@ -40,7 +43,27 @@ def main() -> None:
             points.append(Point(kind=result["span"]["kind"], limit=result["span"]["limit"], **same))
     output = arguments.output or workdir
     span_sweep(points, "byte").save(output)
-    print(f"wrote {output}/span_sweep.svg, .png and .csv")
+    headings = ["spans", "S", "dev bits per byte", "test", "average span", "longest", "M multiply-adds per token"]
+    by_run = itertools.groupby(sorted(points), key=lambda point: (point.kind, point.limit))
+    terminal.show_table(headings, [_row(seeds) for _, seeds in by_run])
+
+
+def _row(points: Iterable[Point]) -> list[str]:
+    """The seeds of one run side by side."""
+    found = [*points]
+
+    def of_seeds(name: str, form: str, scale: float = 1.0) -> str:
+        return " / ".join(format(scale * getattr(point, name), form) for point in found)
+
+    return [
+        found[0].kind,
+        str(found[0].limit),
+        of_seeds("dev_bits", ".3f"),
+        of_seeds("test_bits", ".3f"),
+        of_seeds("average_span", ".0f"),
+        of_seeds("longest_span", ".0f"),
+        of_seeds("flops_per_token", ".2f", 1e-6),
+    ]
 
 
 if __name__ == "__main__":

@@ -123,7 +123,9 @@ def test_training(bad, tmp_path):
 
 @BAD
 def test_sweep(bad, tmp_path):
-    points = [Point("adaptive", limit, 1, 8, bits, bits, bits, 1e6, 60.0) for limit, bits in ((64, 3.0), (128, bad))]
+    points = [
+        Point("adaptive", limit, 1, 8, bits, bits, bits, bits, 1e6, 60.0) for limit, bits in ((64, 3.0), (128, bad))
+    ]
     assert "no finite numbers" not in text_in(span_sweep(points, "byte"), tmp_path)
     assert text_in(span_sweep(points[1:], "byte"), tmp_path).count("no finite numbers") == 2
     assert text_in(span_sweep([], "byte"), tmp_path).count("no finite numbers") == 3

@@ -291,7 +291,7 @@ def test_the_axis_of_distances_ends_where_attention_does():
 
 
 def test_sweep_draws_what_it_was_given(tmp_path):
-    points = [Point(kind, limit, 1, 800, 3 - limit / 1e4, 3.0, 40.0, 1e6, 60.0) for kind in ("dynamic", "fixed")
+    points = [Point(kind, limit, 1, 800, 3 - limit / 1e4, 3.0, 40.0, 50.0, 1e6, 60.0) for kind in ("dynamic", "fixed")
               for limit in (256, 64)]  # fmt: skip
     span_sweep(points, "byte").save(tmp_path / "new")
     rows = rows_of(tmp_path / "new" / "span_sweep.csv")
@@ -305,7 +305,7 @@ def test_sweep_draws_what_it_was_given(tmp_path):
 
 
 def test_sweep_of_two_seeds_draws_their_mean_and_range():
-    points = [Point("fixed", 64, seed, 800, bits, 3.0, 64.0, 1e6, 60.0) for seed, bits in ((1, 2.0), (2, 2.5))]
+    points = [Point("fixed", 64, seed, 800, bits, 3.0, 64.0, 64.0, 1e6, 60.0) for seed, bits in ((1, 2.0), (2, 2.5))]
     (bars,) = span_sweep(points, "byte").figure.axes[0].containers
     line, _, (ranges,) = bars
     assert_array_equal(line.get_xydata(), [[64, 2.25]])

@@ -22,6 +22,7 @@ class Point(NamedTuple):
     dev_bits: float
     test_bits: float
     average_span: float
+    longest_span: float
     flops_per_token: float  # counted as in the paper
     seconds: float
 
