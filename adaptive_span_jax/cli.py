@@ -1,6 +1,6 @@
 """Adaptive attention span in JAX: train, evaluate, report, generate, compress, plan, profile, prepare data.
 
-python main.py                           the quick start: two to four minutes, no download
+python main.py                           the quick start: two to five minutes, no download
 python main.py --config=enwik8_large     an experiment of the paper
 python main.py --config=bytes --config.data.path=FILE_OR_FOLDER    your own text
 python main.py --workdir=runs/bytes      resume a run; --config is not needed

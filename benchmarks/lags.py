@@ -192,7 +192,7 @@ def draw_spans(results: dict[str, dict[str, Any]], workdir: Path) -> Drawing:
             rows.append((name, line["step"], *(round(float(span), 1) for span in spans.ravel())))
         steps, *spans = zip(*(row[1:] for row in rows if row[0] == name), strict=True)
         growth.plot(steps, np.transpose(spans), color=color, linewidth=1)
-        reachable = range(8, max(run.text.distance_J) + 1)
+        reachable = range(min(run.text.distance_J) - 1, max(run.text.distance_J) + 1)
         expected = [run.text.entropy(span) for span in reachable]
         bits.plot(reachable, expected, color=color, linewidth=1, alpha=0.5)
         bits.plot(result["longest_span"], result["dev_bits"], marker, color=color, label=run.label)

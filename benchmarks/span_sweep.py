@@ -4,7 +4,7 @@
 
 Every run is an ordinary run of `configs/span_sweep.py` in runs/span_sweep/KIND-S-SEED. The same command resumes an
 interrupted sweep and skips finished runs. Any other file or folder of text does as well. Writes span_sweep.svg, .png
-and .csv, and prints the table of docs/span_sweep.md.
+and .csv, and prints a table.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The quick start: a small model on the source code of Python's library, two to four minutes of training on 2 cores.
+"""The quick start: a small model on the source code of Python's library, two to five minutes of training on 2 cores.
 
     python main.py
 

@@ -105,9 +105,9 @@ def test_spans_go_as_far_as_they_must(results, known):
         assert furthest - 1 < longest[name] <= 1.1 * furthest
         assert np.sort(results[name]["z_LH"], axis=None)[-2] < 128
         assert known[name].all()
-    # With ten times the penalty, a fixed span that is too short, a smaller limit or a short ramp: only what is near.
-    for name in ("penalty", "fixed", "limit", "ramp"):
-        assert longest[name] < 1024
+    # With ten times the penalty, a smaller limit, a short ramp or a fixed span that is too short: only what is near.
+    for name in ("penalty", "limit", "ramp", "fixed"):
+        assert longest[name] < 900
         assert 0 < known[name].sum() < 32
     # From z = 0, heads do not find what is only far beyond the ramp.
     assert longest["gap"] < 511
@@ -117,7 +117,7 @@ def test_spans_go_as_far_as_they_must(results, known):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", lags.RUNS)
+@pytest.mark.parametrize("name", ["penalty", "limit", "ramp", "fixed", "gap"])
 def test_what_is_known_is_within_the_longest_span(name, results, known):
     masked = lags.RUNS[name].text.distance_J >= results[name]["longest_span"] + 1  # the mask is 0 from z + R + 1
     assert not known[name][masked].any()
@@ -127,4 +127,6 @@ def test_what_is_known_is_within_the_longest_span(name, results, known):
 @pytest.mark.parametrize("name", lags.RUNS)
 def test_bits_are_those_of_the_copies_that_are_known(name, results, known):
     expected = lags.RUNS[name].text.bits(known[name])
-    assert -0.02 < results[name]["dev_bits"] - expected < 0.02
+    # With a narrow range of distances, the sources of two copies are often the same: what is near tells a little.
+    below = 0.2 if name == "gap" else 0.02
+    assert -below < results[name]["dev_bits"] - expected < 0.02
