@@ -1,4 +1,4 @@
-"""The attention layer alone in another Flax model, as README shows it; LayerNorm against Flax's."""
+"""The attention layer alone in another Flax model, as docs/layer.md shows it; LayerNorm against Flax's."""
 
 from typing import Any
 
