@@ -3,8 +3,8 @@
     python benchmarks/lags.py [--workdir=runs/lags] [--runs NAME …]
 
 A record is three symbols, g, m and c. g is random, one of eight. So is m, whose number j has a probability in
-proportion to a power of j, and which says where c is copied from: c is the g of an earlier record, `spacing`·j
-positions before m. `Text.entropy(L)` are the bits per symbol of a model that knows the copies from up to L positions
+proportion to 1/√j, and which says where c is copied from: c is the g of an earlier record, `spacing`·j positions
+before m. `Text.entropy(L)` are the bits per symbol of a model that knows the copies from up to L positions
 back and guesses the others; `Text.entropy()` is the text's entropy.
 
 Every run is an ordinary run of `configs/lags.py`. The same command resumes, and skips finished runs. Writes lags.svg,
@@ -49,7 +49,6 @@ class Text(NamedTuple):
     spacing: int
     first: int
     last: int
-    power: float  # a distance's probability is in proportion to 1 / j**power
 
     def save(self, folder: Path) -> Path:
         """The file with this text, which is written unless it is there."""
@@ -76,7 +75,7 @@ class Text(NamedTuple):
     @property
     def probability_J(self) -> np.ndarray:
         """How often each of them occurs."""
-        weight_J = self.number_J**-self.power
+        weight_J = 1 / np.sqrt(self.number_J)
         return weight_J / weight_J.sum()
 
     def make(self, records: int = RECORDS) -> bytes:
@@ -111,9 +110,8 @@ class Run(NamedTuple):
     fields: dict[str, Any]
 
 
-# 1 / √j: far copies are not too rare to be found.
-FAR, HALF = (Text(spacing, 1, 32, power=0.5) for spacing in (32, 16))
-GAP = Text(8, 64, 71, power=0.5)
+FAR, HALF = (Text(spacing, 1, 32) for spacing in (32, 16))
+GAP = Text(8, 64, 71)
 FIXED = {"span.kind": "fixed", "span.limit": 128, "span.penalty": 0.0}
 RUNS = {
     "far": Run("31 to 1,024", FAR, {}),

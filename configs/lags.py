@@ -21,7 +21,7 @@ def get_config() -> ConfigDict:
     config.model.feedforward = 128
     config.model.dropout = 0.0
     config.span.limit = 8192
-    config.span.ramp = 128  # holds the next four distances of the text; from R = 32, spans stop too early
+    config.span.ramp = 128  # holds the next four distances of the text; with R = 32, spans stop too early
     config.span.penalty = 1e-6
 
     config.train.batch_size = 16
